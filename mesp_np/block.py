@@ -1,0 +1,236 @@
+"""One decoder block: what its tensors are, its forward, and its backward.
+
+The table in `recipes` is the forward, tensor by tensor, and each line is written once:
+the first pass, the replay from a checkpoint and every rebuild in the backward call it.
+A method is a set of these names to keep (`methods/`).
+
+    name    shape          what it is
+    x       (N, D)         block input
+    rstd1   (N,)           reciprocal root-mean-square of x
+    xn1     (N, D)         normalised x
+    hq hk hv (N, R)        LoRA projections of xn1
+    q       (N, H*E)       queries, after bias, LoRA and rotation
+    k v     (N, K*E)       keys (rotated) and values
+    p       (B, H, T, T)   attention probabilities
+    ctx     (N, H*E)       merged heads before o_proj
+    ho      (N, R)         LoRA projection of ctx
+    mid     (N, D)         the stream after attention
+    rstd2   (N,)           reciprocal root-mean-square of mid
+    xn2     (N, D)         normalised mid
+    hg hu   (N, R)         LoRA projections of xn2
+    gate up (N, F)         the two projections of the MLP
+    silu    (N, F)         silu(gate)
+    act     (N, F)         silu * up
+    hd      (N, R)         LoRA projection of act
+    out     (N, D)         the next block's x
+
+N = B*T rows.  p and silu are made only where a method keeps them: attention otherwise
+works a row tile at a time, and act is formed from gate and up in one pass.
+"""
+
+from contextlib import contextmanager
+
+from mesp_np.ops import attention, linear, lora, residual, rmsnorm, rope, swiglu
+from mesp_np.saved import Recipe, Saved, closure, last_readers
+
+NAMES = ("x rstd1 xn1 hq hk hv q k v p ctx ho mid rstd2 xn2 hg hu gate up silu act hd").split()
+READS = {"q": "xn1", "k": "xn1", "v": "xn1", "o": "ctx", "gate": "xn2", "up": "xn2", "down": "act"}
+HIDDEN = {"q": "hq", "k": "hk", "v": "hv", "o": "ho", "gate": "hg", "up": "hu", "down": "hd"}
+
+
+class Block:
+    """A layer at a given batch shape.
+
+    layer   params.Layer
+    batch   (B, T)
+    tables  cos, sin of (T, E/2)
+    """
+
+    def __init__(self, index, layer, config, batch, tables, arena, team):
+        self.index, self.layer, self.config = index, layer, config
+        self.arena, self.team, self.tables = arena, team, tables
+        self.B, self.T = batch
+        self.rows = self.B * self.T
+
+    def forward(self, x, keep=frozenset()):
+        """(out, Saved): the whole block, keeping `keep` on the way."""
+        saved = self._pass(x, keep, {"out"} | (keep & set(NAMES)))
+        return saved.hand_over("out"), saved
+
+    def replay(self, x, keep):
+        """Saved, from the block's input: only what is kept, and what that needs, is computed."""
+        with self.team.counting("recompute"):
+            return self._pass(x, keep, keep)
+
+    def _pass(self, x, keep, goal):
+        recipes = self.recipes(keep)
+        saved = Saved(self.arena, self.team, recipes, keep & set(recipes), x)
+        order = closure(recipes, goal)
+        dead = last_readers(recipes, order)
+        with self.arena.scope(f"layer.{self.index}"):
+            for name in order:
+                made = saved.make(name)
+                if name == "out":
+                    self.arena.result(made)
+                saved.retire(*[old for old in dead[name] if old != "out"])
+        return saved
+
+    def recipes(self, keep=frozenset()):
+        """name -> Recipe, in the order of the forward."""
+        c, N, team = self.config, self.rows, self.team
+        D, F, Q, KV = c.hidden_size, c.intermediate_size, c.query_width, c.key_width
+        probabilities = ("p",) if "p" in keep else ()
+        gated = ("silu", "up") if "silu" in keep else ("gate", "up")
+        table = {
+            "rstd1": Recipe((N,), ("x",), lambda out, x: rmsnorm.statistics(team, out, x, c.rms_norm_eps)),
+            "xn1": Recipe((N, D), ("x", "rstd1"), self._normalise(self.layer.norm1)),
+            **self._projection("q", Q, self._rotate), **self._projection("k", KV, self._rotate),
+            **self._projection("v", KV),
+            "p": Recipe((self.B, c.num_attention_heads, self.T, self.T), ("q", "k"),
+                        lambda out, q, k: attention.probabilities(team, out, q, k)),
+            "ctx": Recipe((N, Q), ("q", "k", "v") + probabilities, self._attend),
+            **self._projection("o", D, residual.forward, ("x",), "mid"),
+            "rstd2": Recipe((N,), ("mid",), lambda out, mid: rmsnorm.statistics(team, out, mid, c.rms_norm_eps)),
+            "xn2": Recipe((N, D), ("mid", "rstd2"), self._normalise(self.layer.norm2)),
+            **self._projection("gate", F), **self._projection("up", F),
+            "silu": Recipe((N, F), ("gate",), lambda out, gate: swiglu.silu(team, out, gate)),
+            "act": Recipe((N, F), gated, lambda out, first, up: (
+                swiglu.product if "silu" in keep else swiglu.forward)(team, out, first, up)),
+            **self._projection("down", D, residual.forward, ("mid",), "out"),
+        }
+        return {name: recipe for name, recipe in table.items() if recipe}
+
+    def _normalise(self, norm):
+        return lambda out, x, rstd: rmsnorm.forward(self.team, out, x, rstd, norm.value)
+
+    def _projection(self, key, width, then=None, extra=(), name=None):
+        """Recipes of y = x W^T + b + s (x A^T) B^T and of its h = x A^T; `then` goes over y in place."""
+        p, team, source, hidden = self.layer.linear[key], self.team, READS[key], HIDDEN[key]
+
+        def make(out, x, *rest):
+            linear.forward(team, out, x, p.weight.value, p.bias and p.bias.value)
+            if p.lora:
+                lora.forward(team, out, rest[0], p.lora.B.value, p.lora.scale)
+            if then:
+                then(team, out, *rest[len(rest) - len(extra):])
+
+        inputs = (source, hidden) if p.lora else (source,)
+        h = p.lora and Recipe((self.rows, p.lora.A.value.shape[0]), (source,),
+                              lambda out, x: lora.project(team, out, x, p.lora.A.value))
+        return {hidden: h, name or key: Recipe((self.rows, width), inputs + extra, make)}
+
+    def _rotate(self, team, out):
+        rope.forward(team, out, *self.tables)
+
+    def _attend(self, out, q, k, v, p=None):
+        if p is not None:
+            attention.context(self.team, out, p, v)
+            return
+        B, H, T, S = shape = self._attention_shape()
+        with self.arena.temp("tiles", (self.team.threads, attention.forward_scratch(T, S))) as tiles:
+            attention.forward(self.team, out, q, k, v, shape, tiles)
+
+    def _attention_shape(self):
+        return self.B, self.config.num_attention_heads, self.T, self.T
+
+    def backward(self, saved, dx, below=True):
+        """Turn dx (N, D), the gradient of the block's output, into that of its input, in place.
+
+        Adds to the gradients of the layer's trainable parameters.  With below=False nothing
+        under this block is trained, and the gradient of x is not formed.
+        """
+        with self.arena.scope(f"layer.{self.index}"):
+            self._mlp_backward(saved, dx)
+            self._attention_backward(saved, dx, below)
+        saved.close()
+
+    def _mlp_backward(self, saved, dx):
+        """In the forward: out = mid + down(silu(gate(xn2)) * up(xn2)), xn2 = norm2(mid)."""
+        arena, team = self.arena, self.team
+        with saved.use("gate") as gate, saved.use("up") as up:
+            dact = self._linear_backward("down", saved, dx)                      # (N, F)
+            saved.release("hd", "act", "silu")
+            swiglu.backward(team, gate, up, dact, gate, up)
+            arena.rename(gate, "dgate")
+            arena.rename(up, "dup")
+            arena.free(dact)
+            dxn2 = self._linear_backward("gate", saved, gate)                    # (N, D)
+            self._linear_backward("up", saved, up, dxn2)
+        saved.release("gate", "up", "hg", "hu", "xn2")
+        self._norm_backward(self.layer.norm2, saved, "mid", "rstd2", dxn2, dx)
+        arena.free(dxn2)
+        saved.release("rstd2", "mid")
+
+    def _attention_backward(self, saved, dx, below):
+        """In the forward: mid = x + o(attention(q, k, v)), each of q, k, v a projection of norm1(x)."""
+        arena, team, cos_sin = self.arena, self.team, self.tables
+        with saved.use("q") as q, saved.use("k") as k, saved.use("v") as v:
+            dctx = self._linear_backward("o", saved, dx)                         # (N, H*E)
+            saved.release("ho", "ctx")
+            dq, dk, dv = (arena.alloc("d" + name, like.shape) for name, like in (("q", q), ("k", k), ("v", v)))
+            B, H, T, S = shape = self._attention_shape()
+            size = attention.backward_scratch(T, S, self.config.head_dim)
+            with arena.temp("tiles", (team.threads, size)) as tiles:
+                attention.backward(team, dq, dk, dv, dctx, q, k, v, saved.get("p"), shape, tiles)
+            arena.free(dctx)
+        saved.release("q", "k", "v", "p")
+        rope.backward(team, dq, *cos_sin)
+        rope.backward(team, dk, *cos_sin)
+        dxn1 = self._linear_backward("q", saved, dq, want_dx=below)              # (N, D)
+        self._linear_backward("k", saved, dk, dxn1, want_dx=below)
+        self._linear_backward("v", saved, dv, dxn1, want_dx=below)
+        saved.release("hq", "hk", "hv", "xn1")
+        for gradient in (dq, dk, dv):
+            arena.free(gradient)
+        if below:
+            self._norm_backward(self.layer.norm1, saved, "x", "rstd1", dxn1, dx)
+            arena.free(dxn1)
+        saved.release("rstd1")
+
+    def _linear_backward(self, key, saved, dout, dx=None, want_dx=True):
+        """Backward of y = x W^T + b + s (x A^T) B^T: parameter gradients first, then dx.
+
+        Adds to dx if it is given, else makes one and returns it (its caller frees it).  The
+        input is freed before dx is made, so the two are never live together.
+        """
+        p, team, source = self.layer.linear[key], self.team, READS[key]
+        with self._hidden_gradient(key, dout) as dh:
+            if p.weight.trainable or p.lora:
+                with saved.use(source) as x:
+                    self._parameter_gradients(key, saved, dout, x, dh)
+            if not want_dx:
+                return None
+            add = dx is not None
+            if not add:
+                dx = self.arena.alloc("d" + source, (self.rows, p.weight.value.shape[1]))
+            linear.backward_input(team, dx, dout, p.weight.value, add=add)
+            if p.lora:
+                lora.backward_input(team, dx, dh, p.lora.A.value)
+        return dx
+
+    @contextmanager
+    def _hidden_gradient(self, key, dout):
+        """dh (N, R) for the length of a `with` block; None where there is no adapter."""
+        adapter = self.layer.linear[key].lora
+        if not adapter:
+            yield None
+            return
+        with self.arena.temp("d" + HIDDEN[key], (self.rows, adapter.B.value.shape[1])) as dh:
+            lora.backward_hidden(self.team, dh, dout, adapter.B.value, adapter.scale)
+            yield dh
+
+    def _parameter_gradients(self, key, saved, dout, x, dh):
+        p, team = self.layer.linear[key], self.team
+        if p.lora:
+            with saved.use(HIDDEN[key]) as h:
+                lora.backward_params(team, p.lora.A.grad, p.lora.B.grad, dh, dout, x, h, p.lora.scale)
+        if p.weight.trainable:
+            linear.backward_weight(team, p.weight.grad, dout, x)
+        if p.bias and p.bias.trainable:
+            linear.backward_bias(team, p.bias.grad, dout)
+
+    def _norm_backward(self, norm, saved, source, statistics, dout, dx):
+        with saved.use(source) as x, saved.use(statistics) as rstd:
+            if norm.trainable:
+                rmsnorm.backward_weight(self.team, norm.grad, dout, x, rstd)
+            rmsnorm.backward(self.team, dx, dout, x, rstd, norm.value)

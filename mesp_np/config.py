@@ -1,0 +1,228 @@
+"""What is computed (ModelConfig) and how (RunConfig).
+
+ModelConfig has the keys of a Hugging Face config.json under their own names, in both
+layouts: transformers 4 (rope_theta, torch_dtype at the top) and 5 (rope_parameters).
+RunConfig is the only place where a default stands; the command line reads them here.
+"""
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from mesp_np.errors import UsageError, UserError
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Sizes and constants of a Qwen2 decoder; field names are the keys of config.json."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    tie_word_embeddings: bool
+    max_position_embeddings: int = 32768
+    qkv_bias: bool = True
+
+    @property
+    def query_width(self):
+        """H*E: columns of q and of the merged heads."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_width(self):
+        """K*E: columns of k and of v."""
+        return self.num_key_value_heads * self.head_dim
+
+    def weight_shapes(self):
+        """Checkpoint name -> shape of every tensor, in the order of the forward pass.
+
+        Linear weights are (out, in).  A tied model has no lm_head.weight.
+        """
+        D, F, Q, KV = self.hidden_size, self.intermediate_size, self.query_width, self.key_width
+        shapes = {"model.embed_tokens.weight": (self.vocab_size, D)}
+        sizes = {"q_proj": (Q, D), "k_proj": (KV, D), "v_proj": (KV, D), "o_proj": (D, Q),
+                 "gate_proj": (F, D), "up_proj": (F, D), "down_proj": (D, F)}
+        for layer in range(self.num_hidden_layers):
+            prefix = f"model.layers.{layer}."
+            shapes[prefix + "input_layernorm.weight"] = (D,)
+            for name, size in sizes.items():
+                if name == "gate_proj":
+                    shapes[prefix + "post_attention_layernorm.weight"] = (D,)
+                module = prefix + module_name(name)
+                shapes[module + ".weight"] = size
+                if self.qkv_bias and name in ("q_proj", "k_proj", "v_proj"):
+                    shapes[module + ".bias"] = size[:1]
+        shapes["model.norm.weight"] = (D,)
+        if not self.tie_word_embeddings:
+            shapes["lm_head.weight"] = (self.vocab_size, D)
+        return shapes
+
+    @classmethod
+    def from_folder(cls, folder):
+        """Read and check config.json.  Raises UserError naming the file and the key."""
+        path = Path(folder) / "config.json"
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UserError(f"{path}: not found", "name a folder in Hugging Face form, or a preset for `plan`") from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: cannot be read as JSON ({error})", "download the folder again") from None
+        return cls.from_json(raw, str(path))
+
+    @classmethod
+    def from_json(cls, raw, where="config.json"):
+        """Build from the object in config.json.  Raises UserError for what is not computed exactly."""
+        if not isinstance(raw, dict):
+            raise UserError(f"{where}: holds no JSON object", "download the folder again")
+        _refuse_what_differs(raw, where)
+        sizes = {key: _positive_int(raw, key, where) for key in
+                 ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+        heads = sizes["num_attention_heads"]
+        raw = {"num_key_value_heads": heads, "head_dim": sizes["hidden_size"] // heads,
+               "max_position_embeddings": 32768, **{key: value for key, value in raw.items() if value is not None}}
+        sizes |= {key: _positive_int(raw, key, where) for key in
+                  ("num_key_value_heads", "head_dim", "max_position_embeddings")}
+        if heads % sizes["num_key_value_heads"] or sizes["head_dim"] % 2:
+            raise UserError(f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads "
+                            f"{sizes['num_key_value_heads']}, or head_dim {sizes['head_dim']} is odd",
+                            "such a model cannot be computed")
+        return cls(**sizes, rms_norm_eps=_positive_float(raw, "rms_norm_eps", where), rope_theta=_rope_theta(raw, where),
+                   tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)))
+
+    def to_json(self):
+        """The object of a config.json that transformers 4 and 5 both read."""
+        raw = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
+               "attention_dropout": 0.0, "use_sliding_window": False, "torch_dtype": "bfloat16"}
+        return raw | {key: value for key, value in asdict(self).items() if key != "qkv_bias"}
+
+
+def module_name(projection):
+    """`q_proj` -> `self_attn.q_proj`, `up_proj` -> `mlp.up_proj`."""
+    part = "self_attn" if projection in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
+    return f"{part}.{projection}"
+
+
+def _refuse_what_differs(raw, where):
+    kind = raw.get("model_type")
+    if kind != "qwen2":
+        raise UserError(f"{where}: model_type is {kind!r}", "this engine computes qwen2 models")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise UserError(f"{where}: hidden_act is {raw['hidden_act']!r}", "only silu is computed")
+    if raw.get("use_sliding_window") or "sliding_attention" in (raw.get("layer_types") or []):
+        raise UserError(f"{where}: sliding-window attention is in use", "only full attention is computed")
+    if raw.get("quantization") or raw.get("quantization_config"):
+        raise UserError(f"{where}: the weights are quantised", "use the bf16, f16 or f32 folder of this model")
+
+
+def _positive_int(raw, key, where):
+    value = raw.get(key)
+    if type(value) is not int or value <= 0:
+        raise UserError(f"{where}: {key} is {value!r}", "it must be a positive whole number")
+    return value
+
+
+def _positive_float(raw, key, where):
+    value = raw.get(key)
+    if type(value) not in (int, float) or not 0 < value < float("inf"):
+        raise UserError(f"{where}: {key} is {value!r}", "it must be a positive number")
+    return float(value)
+
+
+def _rope_theta(raw, where):
+    """RoPE base: inside rope_parameters or rope_scaling first, then at the top; never a default."""
+    block = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    kind = block.get("rope_type", block.get("type", "default"))
+    if kind != "default":
+        raise UserError(f"{where}: rope type is {kind!r}", "only the default rotary embedding is computed")
+    return _positive_float({"rope_theta": raw.get("rope_theta")} | block, "rope_theta", where)
+
+
+def _preset(hidden, intermediate, layers, heads, kv_heads, vocab=151936, tied=True, theta=1e6):
+    return ModelConfig(vocab, hidden, intermediate, layers, heads, kv_heads, hidden // heads, 1e-6, theta, tied)
+
+
+PRESETS = {
+    "qwen2.5-0.5b": _preset(896, 4864, 24, 14, 2),
+    "qwen2.5-1.5b": _preset(1536, 8960, 28, 12, 2),
+    "qwen2.5-3b": _preset(2048, 11008, 36, 16, 2),
+    "qwen2.5-7b": _preset(3584, 18944, 28, 28, 4, vocab=152064, tied=False),
+    "tiny": _preset(128, 352, 5, 8, 2, vocab=1024, theta=1e4),
+}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How a step is computed.  Everything here decides bytes, bits or both."""
+
+    method: str = "mesp-lean"
+    keep: tuple = ()                 # names kept in a block, for method "custom"
+    batch_size: int = 4
+    seq: int = 256                   # tokens in a row, at most
+    rank: int = 8
+    alpha: float = 16.0
+    rslora: bool = False
+    targets: tuple = PROJECTIONS
+    trainable: str = "lora"          # or full
+    loss: str = "rows:128"           # rows[:C], vocab[:C] or full
+    update: str = "after"            # or fused
+    optimizer: str = "adamw"         # or sgd
+    weight_decay: float = 0.01
+    betas: tuple = (0.9, 0.999)
+    adam_eps: float = 1e-8
+    clip: float = 0.0                # global norm; 0: off
+    grad_accumulation: int = 1
+    mezo_eps: float = 1e-3
+    probes: int = 1
+    perturb: str = "copy"            # or inplace: the published scheme
+    dtype: str = "float32"           # or float64
+    threads: int = 1
+    seed: int = 0
+
+    def __post_init__(self):
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise UsageError(f"--{name} is {getattr(self, name)!r}", f"choose from {', '.join(allowed)}")
+        for name in ("batch_size", "seq", "rank", "grad_accumulation", "probes", "threads"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", "it must be 1 or more")
+        for name in ("alpha", "mezo_eps", "adam_eps"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", "it must be a positive number")
+        unknown = [name for name in self.targets if name not in PROJECTIONS]
+        if unknown or not self.targets:
+            raise UsageError(f"--targets names {', '.join(unknown) or 'nothing'}", f"choose from {', '.join(PROJECTIONS)}")
+        if self.update == "fused" and (self.clip or self.grad_accumulation > 1):
+            raise UsageError("--update fused cannot go with --clip or --grad-accumulation",
+                             "both need all gradients before the first update")
+        if self.perturb == "inplace" and self.probes > 1:
+            raise UsageError("--perturb inplace cannot go with --probes", "the published scheme uses one probe")
+        self.loss_tile()
+
+    @property
+    def scale(self):
+        """The factor on an adapter's output: alpha / R, or alpha / sqrt(R)."""
+        return self.alpha / (self.rank ** 0.5 if self.rslora else self.rank)
+
+    def loss_tile(self):
+        """(variant, size): rows and C rows, or vocab and C tokens; full is all rows at once (size 0)."""
+        variant, _, size = self.loss.partition(":")
+        defaults = {"rows": "128", "vocab": "4096", "full": "0"}
+        if variant not in defaults or not (size or defaults[variant]).isdigit() or size == "0":
+            raise UsageError(f"--loss is {self.loss!r}", "write rows, rows:64, vocab, vocab:4096 or full")
+        return variant, int(size or defaults[variant])
+
+    def to_json(self):
+        """A plain object with every field, for the run folder."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+CHOICES = {"trainable": ("lora", "full"), "update": ("after", "fused"), "optimizer": ("adamw", "sgd"),
+           "perturb": ("copy", "inplace"), "dtype": ("float32", "float64")}

@@ -1,0 +1,195 @@
+"""The engine: a model in an arena with a method, one step at a time; and the plan of a step.
+
+    plan = plan_step(config, run)                      exact bytes, no memory, no weights
+    engine = Engine(config, weights, run, plan.extent_bytes)
+    result = engine.step([batch], rate=1e-4)
+    engine.arena.ledger.live_peak == plan.live_peak_bytes
+
+The plan *is* the run on a phantom arena: same code, same events.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from mesp_np import methods
+from mesp_np.arena import Arena
+from mesp_np.methods import backprop, mezo
+from mesp_np.model import Batch, Model
+from mesp_np.ops import matmul
+from mesp_np.ops.optim_steps import add_squares, fill
+from mesp_np.optim import Optimizer, clip_factor
+from mesp_np.params import build, phantom_weights, trainable
+from mesp_np.team import Team
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """loss: mean per trained token of the window; grad_norm: global norm before clipping."""
+
+    loss: float
+    grad_norm: float
+    trained_tokens: int
+
+
+class Engine:
+    """Everything a step needs.
+
+    weights   checkpoint name -> stored array (`checkpoint.folder`, or `params.phantom_weights`)
+    capacity  bytes of the arena, from a plan; None for a phantom
+    """
+
+    def __init__(self, config, weights, run, capacity=None, poison=False):
+        self.config, self.run = config, run
+        self.method = methods.find(run.method, run.keep)
+        self.arena = Arena(capacity, np.dtype(run.dtype), poison)
+        self.team = Team(run.threads)
+        self.steps = 0
+        params = build(self.arena, self.team, config, weights, run)
+        self.parameters = trainable(params)
+        self.optimizer = Optimizer(self.arena, self.team, self.parameters, run)
+        self._lend_scratch(params)
+        self.model = Model(config, params, run, self.arena, self.team)
+        self.setup_events = self.arena.ledger.events
+        self.arena.ledger.restart()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.team.close()
+
+    @property
+    def trainable_parameters(self):
+        """How many numbers are trained."""
+        return sum(p.value.size for p in self.parameters)
+
+    def step(self, window, rate):
+        """One update from a window of batches (gradient accumulation); returns a StepResult.
+
+        The loss is the mean over all trained tokens of the window, whatever batch they are in.
+        """
+        self.arena.ledger.restart()
+        self.team.flops = Counter()
+        self.steps += 1
+        tokens = sum(batch.trained_tokens for batch in window)
+        with self.arena.temp("squares", (1,), np.float64) as squares:
+            fill(self.team, squares, 0)
+            step = self._exact_step if self.method.exact else self._mezo_step
+            loss = step(window, rate, tokens, squares)
+            norm = float(np.sqrt(squares[0]))
+        return StepResult(loss, norm, tokens)
+
+    def loss(self, batch):
+        """Mean loss per trained token, by a forward pass that keeps nothing."""
+        return self.loss_sum(batch) / batch.trained_tokens
+
+    def loss_sum(self, batch, *around):
+        """Sum of the losses of a batch, by a forward pass that keeps nothing."""
+        with self.model.inputs(batch) as inputs:
+            backprop.forward_losses(self, inputs, *around)
+            return self.model.sum_losses(inputs)
+
+    def gradients(self, batch):
+        """Parameter name -> copy of the gradient of the batch's mean loss (MeZO: its estimate)."""
+        self.arena.ledger.restart()
+        tokens = batch.trained_tokens
+        if self.method.exact:
+            self._accumulate(batch, 1.0 / tokens)
+            copies = {p.name: p.grad.copy() for p in self.parameters}
+            self._drop_gradients()
+            return copies
+        copies = {}
+        derivatives, _ = mezo.projections(self, [batch], tokens)
+        mezo.estimate(self, derivatives, lambda p, grad: copies.update({p.name: grad.copy()}))
+        return copies
+
+    def make_gradients(self, parameters):
+        """Zeroed gradients for those that have none yet in this window."""
+        for p in parameters:
+            if p.grad is None:
+                p.grad = self.arena.alloc(p.name + ".grad", p.value.shape, category="grad")
+                fill(self.team, p.grad, 0)
+
+    def _exact_step(self, window, rate, tokens, squares):
+        def update_layer(parameters):
+            self.arena.stage("update")
+            for p in parameters:
+                add_squares(self.team, squares, p.grad)
+                self._update(p, p.grad, rate, 1.0)
+            self._drop_gradients(parameters)
+            self.arena.stage("backward")
+
+        fused = self.run.update == "fused"
+        total = sum(self._accumulate(batch, 1.0 / tokens, update_layer if fused else None) for batch in window)
+        self.arena.stage("update")
+        with self.team.counting("update"):
+            left = [p for p in self.parameters if p.grad is not None]
+            for p in left:
+                add_squares(self.team, squares, p.grad)
+            clip = clip_factor(float(np.sqrt(squares[0])), self.run.clip)
+            for p in left:
+                self._update(p, p.grad, rate, clip)
+            self._drop_gradients(left)
+        return total / tokens
+
+    def _mezo_step(self, window, rate, tokens, squares):
+        derivatives, loss = mezo.projections(self, window, tokens)
+        self.arena.stage("update")
+        with self.team.counting("update"):
+            mezo.estimate(self, derivatives, lambda p, grad: add_squares(self.team, squares, grad))
+            clip = clip_factor(float(np.sqrt(squares[0])), self.run.clip)
+            mezo.estimate(self, derivatives, lambda p, grad: self._update(p, grad, rate, clip))
+        return loss
+
+    def _accumulate(self, batch, scale, update=None):
+        with self.model.inputs(batch) as inputs:
+            backprop.gradients(self, inputs, scale, update)
+            return self.model.sum_losses(inputs)
+
+    def _update(self, parameter, grad, rate, clip):
+        with self.team.counting("update"):
+            self.optimizer.step(parameter, grad, rate, self.steps, clip)
+
+    def _drop_gradients(self, parameters=None):
+        for p in self.parameters if parameters is None else parameters:
+            self.arena.free(p.grad)
+            p.grad = None
+
+    def _lend_scratch(self, params):
+        c, run = self.config, self.run
+        width = max(c.hidden_size, c.intermediate_size, c.query_width, c.vocab_size)
+        weight, product = matmul.scratch_elements(max(width, run.batch_size * run.seq), width)
+        stored = any(p.value.dtype != self.arena.dtype for p in params)
+        tiles = self.arena.alloc("team.weight_tile", (run.threads, weight), category="weight_tile") if stored else None
+        matmul.lend(self.team, tiles, self.arena.alloc("team.product_tile", (run.threads, product)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step costs, exactly.  `ledger` and `setup_events` hold every event."""
+
+    run: object
+    shape: tuple
+    trainable_parameters: int
+    extent_bytes: int
+    ledger: object
+    setup_events: list
+    flops: dict
+
+    @property
+    def live_peak_bytes(self):
+        return self.ledger.live_peak
+
+
+def plan_step(config, run, shape=None, weights=None):
+    """Plan of one step of batches of `shape` (B, T), by default the run's own.
+
+    weights  as for Engine, for their stored dtypes; by default bf16
+    """
+    shape = shape or (run.batch_size, run.seq)
+    with Engine(config, weights or phantom_weights(config), run) as engine:
+        engine.step([Batch.phantom(shape)] * run.grad_accumulation, rate=1.0)
+        return Plan(run, shape, engine.trainable_parameters, engine.arena.extent, engine.arena.ledger,
+                    engine.setup_events, dict(engine.team.flops))

@@ -1,0 +1,19 @@
+"""The one kind of error a user is meant to see."""
+
+
+class UserError(Exception):
+    """Something the user can mend: one line that names the file, tensor or flag, and what to try.
+
+    `code` is the exit code of the command line: 1 for a failure, 2 for bad usage.
+    """
+
+    def __init__(self, message, hint="", code=1):
+        super().__init__(f"{message}; {hint}" if hint else message)
+        self.code = code
+
+
+class UsageError(UserError):
+    """A flag that is wrong or does not go with another."""
+
+    def __init__(self, message, hint=""):
+        super().__init__(message, hint, code=2)

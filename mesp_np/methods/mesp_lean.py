@@ -1,0 +1,1 @@
+KEEP = frozenset("rstd1 ctx mid rstd2".split())

@@ -1,0 +1,204 @@
+"""The model around its blocks: embedding, final norm, head and loss.
+
+Logits are never whole unless asked for (`--loss`):
+
+    rows:C    C rows at a time: logits (C, V), their gradient in place, and at once
+              dxn = dlogits W; nothing is computed twice
+    vocab:C   C tokens at a time for all rows, twice: once for the log-sum-exp, once for the
+              gradient; the smallest, for one more product with the head
+    full      all rows at once, as the published systems do
+
+Rows whose label is -100 are left out before the head.  Arrays are made for all N rows,
+so that bytes and events depend on the batch's shape alone, never on its labels.
+"""
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from mesp_np.arena import phantom
+from mesp_np.block import Block
+from mesp_np.ops import cross_entropy, embedding, linear, rmsnorm, rope, select
+from mesp_np.ops.cross_entropy import IGNORE
+from mesp_np.ops.optim_steps import fill
+from mesp_np.params import put
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Token rows and their targets.
+
+    ids             (B, T) token ids
+    labels          (B, T) the token that follows each position, -100 where there is no loss
+    trained_tokens  positions with a loss
+    """
+
+    ids: np.ndarray
+    labels: np.ndarray
+    trained_tokens: int
+
+    @classmethod
+    def of(cls, ids, labels):
+        """From two integer arrays of shape (B, T)."""
+        return cls(np.asarray(ids, np.int32), np.asarray(labels, np.int32), int(np.sum(np.not_equal(labels, IGNORE))))
+
+    @classmethod
+    def phantom(cls, shape):
+        """For planning: a shape (B, T), every position with a loss."""
+        return cls(phantom(shape, np.int32), phantom(shape, np.int32), shape[0] * shape[1])
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A batch in the arena.
+
+    ids, labels  (N,) int32
+    rows         (n,) int32, the rows with a loss
+    targets      (n,) int32, their labels
+    losses       (n,) loss of each
+    """
+
+    shape: tuple
+    ids: np.ndarray
+    labels: np.ndarray
+    rows: np.ndarray
+    targets: np.ndarray
+    losses: np.ndarray
+
+
+class Model:
+    """Weights, adapters and the arena they work in."""
+
+    def __init__(self, config, params, run, arena, team):
+        self.config, self.params, self.run, self.arena, self.team = config, params, run, arena, team
+        shape = (run.seq, config.head_dim // 2)
+        self.cos, self.sin = (arena.alloc(name, shape, category="input") for name in ("cos", "sin"))
+        rope.tables(team, self.cos, self.sin, config.rope_theta)
+
+    def blocks(self, B, T):
+        """The decoder blocks for batches of (B, T)."""
+        tables = self.cos[:T], self.sin[:T]
+        return [Block(index, layer, self.config, (B, T), tables, self.arena, self.team)
+                for index, layer in enumerate(self.params.layers)]
+
+    @contextmanager
+    def inputs(self, batch):
+        """The batch in the arena, for the length of a `with` block."""
+        N, n = batch.ids.size, batch.trained_tokens
+        arrays = [self.arena.alloc(name, (N,), np.int32, "input") for name in ("ids", "labels", "rows", "targets")]
+        losses = self.arena.alloc("losses", (N,), category="input")
+        ids, labels, rows, targets = arrays
+        put(self.team, ids, lambda: batch.ids.reshape(-1))
+        put(self.team, labels, lambda: batch.labels.reshape(-1))
+        select.find(self.team, rows, targets, labels, IGNORE)
+        yield Inputs(batch.ids.shape, ids, labels, rows[:n], targets[:n], losses[:n])
+        for array in (*arrays, losses):
+            self.arena.free(array)
+
+    def embed(self, inputs):
+        """x (N, D) of the first block; the caller frees it."""
+        x = self.arena.alloc("layer.0.x", (len(inputs.ids), self.config.hidden_size))
+        embedding.forward(self.team, x, inputs.ids, self.params.embed.value)
+        return x
+
+    def embedding_backward(self, dx, inputs):
+        """Add dx (N, D), the gradient of the first block's input, to the embedding's gradient."""
+        if self.params.embed.trainable:
+            embedding.backward(self.team, self.params.embed.grad, dx, inputs.ids)
+
+    def loss(self, x, inputs, scale, gradient=True):
+        """Loss stage on the last block's output x (N, D).
+
+        Fills inputs.losses; with `gradient` returns dx (N, D) of scale * sum(losses), which
+        the caller frees, and adds to the gradients of the final norm and the head.
+        """
+        arena, team, norm = self.arena, self.team, self.params.norm
+        with arena.scope("final"):
+            with arena.temp("rstd", x.shape[:1]) as rstd, arena.temp("xn", x.shape) as xn:
+                rmsnorm.statistics(team, rstd, x, self.config.rms_norm_eps)
+                rmsnorm.forward(team, xn, x, rstd, norm.value)
+                variant, size = self.run.loss_tile()
+                by = self._by_vocabulary if variant == "vocab" else self._by_rows
+                by(xn, inputs, scale, gradient, size)
+                if not gradient:
+                    return None
+                select.clear_ignored(team, xn, inputs.labels, IGNORE)
+                dxn = arena.rename(xn, "dxn")
+                dx = arena.result(arena.alloc("dx", x.shape))
+                with team.counting("backward"):
+                    fill(team, dx, 0)
+                    if norm.trainable:
+                        rmsnorm.backward_weight(team, norm.grad, dxn, x, rstd)
+                    rmsnorm.backward(team, dx, dxn, x, rstd, norm.value)
+        return dx
+
+    def sum_losses(self, inputs):
+        """The sum over rows, as a float; NaN in a plan."""
+        with self.arena.temp("loss", (1,), np.float64) as total:
+            cross_entropy.sum_losses(self.team, total, inputs.losses)
+            return float(total[0])
+
+    def _by_rows(self, xn, inputs, scale, gradient, size):
+        """Rows with a loss, `size` at a time; with `gradient` their dxn takes the place of their xn."""
+        arena, team, head = self.arena, self.team, self.params.head
+        (N, D), V = xn.shape, self.config.vocab_size
+        size = min(size or N, N)
+        with arena.temp("chosen", (size, D)) as chosen, arena.temp("logits", (size, V), category="logits") as logits:
+            for first in range(0, len(inputs.rows), size):
+                part = slice(first, first + size)
+                rows, targets, losses = inputs.rows[part], inputs.targets[part], inputs.losses[part]
+                x, y = chosen[:len(rows)], logits[:len(rows)]
+                select.forward(team, x, xn, rows)
+                linear.forward(team, y, x, head.value)
+                if not gradient:
+                    cross_entropy.forward(team, losses, y, targets)
+                    continue
+                cross_entropy.backward(team, y, losses, targets, scale)
+                with team.counting("backward"):
+                    if head.trainable:
+                        linear.backward_weight(team, head.grad, y, x)
+                    linear.backward_input(team, x, y, head.value)
+                    select.backward(team, xn, x, rows)
+
+    def _by_vocabulary(self, xn, inputs, scale, gradient, size):
+        """All rows with a loss, `size` tokens of the vocabulary at a time, in two passes."""
+        arena, team, n = self.arena, self.team, len(inputs.rows)
+        (N, D), V = xn.shape, self.config.vocab_size
+        size = min(size, V)
+        with (arena.temp("chosen", (N, D)) as chosen, arena.temp("dchosen", (N, D)) as dchosen,
+              arena.temp("largest", (N,)) as largest, arena.temp("total", (N,)) as total,
+              arena.temp("logits", (N, size), category="logits") as logits):
+            x, dx, largest, total = chosen[:n], dchosen[:n], largest[:n], total[:n]
+            select.forward(team, x, xn, inputs.rows)
+            fill(team, largest, -np.inf)
+            fill(team, total, 0)
+            fill(team, inputs.losses, 0)
+            for first in range(0, V, size):
+                y = self._logit_tile(x, logits, first)
+                cross_entropy.accumulate(team, largest, total, inputs.losses, y, inputs.targets, first)
+            cross_entropy.finish(team, inputs.losses, largest, total)
+            if not gradient:
+                return
+            fill(team, dx, 0)
+            for first in range(0, V, size):
+                with team.counting("recompute"):
+                    y = self._logit_tile(x, logits, first)
+                with team.counting("backward"):
+                    cross_entropy.gradient_tile(team, y, largest, inputs.targets, first, scale)
+                    self._head_backward(dx, y, x, first)
+            select.backward(team, xn, dx, inputs.rows)
+
+    def _logit_tile(self, x, logits, first):
+        """Logits of rows x (n, D) for the tokens from `first` on, as many as `logits` (N, W) is wide."""
+        weight = self.params.head.value[first:first + logits.shape[1]]
+        shape = len(x), len(weight)
+        y = logits.reshape(-1)[:shape[0] * shape[1]].reshape(shape)
+        linear.forward(self.team, y, x, weight)
+        return y
+
+    def _head_backward(self, dx, dlogits, x, first):
+        head, stop = self.params.head, first + dlogits.shape[1]
+        if head.trainable:
+            linear.backward_weight(self.team, head.grad[first:stop], dlogits, x)
+        linear.backward_input(self.team, dx, dlogits, head.value[first:stop], add=True)

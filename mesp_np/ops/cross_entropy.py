@@ -1,0 +1,143 @@
+"""Cross entropy: how surprised the model is by the token that came.
+
+Shapes    logits, dlogits : (C, V)    C rows, V tokens; or (C, W), a tile of W columns of them
+          labels          : (C,)      the token that follows each row
+          losses          : (C,)      loss of each row
+          largest, total  : (C,)      running maximum and sum of exponentials of a row
+
+Forward   m_c    = max_v logits_cv
+          lse_c  = m_c + log sum_v exp(logits_cv - m_c)
+          loss_c = lse_c - logits_{c, label_c}
+          L      = scale sum_c loss_c,   scale = 1 / (number of trained tokens)
+
+Backward  d lse_c / d logits_cv = exp(logits_cv - lse_c), the softmax, and the label's logit
+          enters with factor -1:
+              dlogits_cv = scale (exp(logits_cv - lse_c) - [v = label_c]).
+          It needs no upstream gradient (L is the last thing computed) and is written over
+          the logits at once.
+
+Tiles     Over the vocabulary (`accumulate` then `gradient_tile`): the maximum and the sum are
+          updated tile by tile.  When a tile raises the maximum from m to m', the sum so far
+          is multiplied by exp(m - m').
+
+Saved      nothing: the gradient replaces the logits
+Recomputed in the tiled form, each tile of logits once more: 2 C V D FLOPs
+Cost       about 4 C V FLOPs forward, 3 C V backward
+
+Rows whose label is -100 never get here: they have no loss, no gradient and no logits.
+Sums run in float64.
+
+Source    transformers' causal LM loss: float32 logits, ignore_index -100, sum over tokens
+          divided by their number; running maximum: Milakov and Gimelshein, arXiv 1805.02867.
+"""
+
+import math
+
+from numba import njit
+
+from mesp_np.ops import expect
+
+IGNORE = -100
+
+
+def forward(team, losses, logits, labels):
+    """losses (C,) from whole rows of logits (C, V)."""
+    expect(logits.shape[:1], losses=losses, labels=labels)
+    team.rows(_forward, losses, logits, labels, width=logits.shape[1], flops=4)
+
+
+def backward(team, logits, losses, labels, scale):
+    """Losses (C,), and dlogits (C, V) in place of logits."""
+    expect(logits.shape[:1], losses=losses, labels=labels)
+    team.rows(_backward, logits, losses, labels, logits.dtype.type(scale), flops=7)
+
+
+def accumulate(team, largest, total, losses, logits, labels, first):
+    """Take in a tile: logits (C, W) of tokens first .. first + W - 1.
+
+    Before the first tile largest is -inf and total 0; losses collects -logits[label].
+    """
+    expect(logits.shape[:1], largest=largest, total=total, losses=losses, labels=labels)
+    team.rows(_accumulate, largest, total, losses, logits, labels, first, width=logits.shape[1], flops=4)
+
+
+def finish(team, losses, largest, total):
+    """After the last tile: losses (C,) += lse; largest becomes lse."""
+    team.rows(_finish, losses, largest, total, flops=3)
+
+
+def gradient_tile(team, logits, lse, labels, first, scale):
+    """dlogits in place of a tile of logits (C, W) of tokens first .. first + W - 1."""
+    expect(logits.shape[:1], lse=lse, labels=labels)
+    team.rows(_gradient_tile, logits, lse, labels, first, logits.dtype.type(scale), flops=3)
+
+
+def sum_losses(team, total, losses):
+    """total (1,) in float64 = sum of losses, in order."""
+    team.run(total, 1, lambda *_: _sum(total, losses), flops=losses.size)
+
+
+@njit(cache=True, nogil=True)
+def _log_sum_exp(row):
+    largest = row[0]
+    for v in range(1, len(row)):
+        largest = max(largest, row[v])
+    total = 0.0
+    for v in range(len(row)):
+        total += math.exp(row[v] - largest)
+    return largest + math.log(total)
+
+
+@njit(cache=True, nogil=True)
+def _forward(losses, logits, labels, start, stop):
+    for c in range(start, stop):
+        losses[c] = _log_sum_exp(logits[c]) - logits[c, labels[c]]
+
+
+@njit(cache=True, nogil=True)
+def _backward(logits, losses, labels, scale, start, stop):
+    for c in range(start, stop):
+        row = logits[c]
+        lse = _log_sum_exp(row)
+        losses[c] = lse - row[labels[c]]
+        lse = logits.dtype.type(lse)
+        for v in range(len(row)):
+            row[v] = scale * math.exp(row[v] - lse)
+        row[labels[c]] -= scale
+
+
+@njit(cache=True, nogil=True)
+def _accumulate(largest, total, losses, logits, labels, first, start, stop):
+    for c in range(start, stop):
+        new = largest[c]
+        for v in range(logits.shape[1]):
+            new = max(new, logits[c, v])
+        running = total[c] * math.exp(largest[c] - new)
+        for v in range(logits.shape[1]):
+            running += math.exp(logits[c, v] - new)
+        largest[c], total[c] = new, running
+        if first <= labels[c] < first + logits.shape[1]:
+            losses[c] -= logits[c, labels[c] - first]
+
+
+@njit(cache=True, nogil=True)
+def _finish(losses, largest, total, start, stop):
+    for c in range(start, stop):
+        largest[c] += math.log(total[c])
+        losses[c] += largest[c]
+
+
+@njit(cache=True, nogil=True)
+def _gradient_tile(logits, lse, labels, first, scale, start, stop):
+    for c in range(start, stop):
+        for v in range(logits.shape[1]):
+            logits[c, v] = scale * math.exp(logits[c, v] - lse[c])
+        if first <= labels[c] < first + logits.shape[1]:
+            logits[c, labels[c] - first] -= scale
+
+
+@njit(cache=True, nogil=True)
+def _sum(total, losses):
+    total[0] = 0.0
+    for c in range(len(losses)):
+        total[0] += losses[c]

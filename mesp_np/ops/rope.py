@@ -1,0 +1,79 @@
+"""Rotary position embedding: turn pairs of features by an angle that grows with position.
+
+Shapes    x         : (N, H*E)     N = B*T rows; H heads of dimension E side by side, in place
+          cos, sin  : (T, E/2)     row n of x stands at position n mod T
+
+Forward   With t the position, theta_i = base^(-2i/E) and phi = t theta_i, feature i of a
+          head is paired with feature i + E/2 (the "half" convention, not i with i+1):
+              out_i       = x_i cos phi - x_{i+E/2} sin phi
+              out_{i+E/2} = x_{i+E/2} cos phi + x_i sin phi
+
+Backward  A rotation is orthogonal: its inverse is its transpose, the rotation by -phi.
+          dx = Jacobian^T dout is therefore the same map with sin negated:
+              dx_i       = dout_i cos phi + dout_{i+E/2} sin phi
+              dx_{i+E/2} = dout_{i+E/2} cos phi - dout_i sin phi
+
+Saved      nothing: cos and sin are shared by all layers, T E numbers in all
+Recomputed nothing
+Cost       3 N H E FLOPs either way, and T E sines and cosines once
+
+Angles are products in the run's dtype, as transformers forms them in float32; cosine
+and sine are taken in float64 and rounded once.
+
+Source    Su et al., RoFormer, arXiv 2104.09864, eq. 34; pairing as in GPT-NeoX and Qwen2.
+"""
+
+import math
+
+from numba import njit
+
+from mesp_np.ops import ShapeError, expect
+
+
+def tables(team, cos, sin, base, first=0):
+    """cos, sin (T, E/2) for positions first .. first + T - 1."""
+    expect(cos.shape, sin=sin)
+    team.rows(_tables, cos, sin, float(base), first, flops=4)
+
+
+def forward(team, x, cos, sin):
+    """Rotate x (N, H*E) in place, row n by position n mod T."""
+    _rotate(team, x, cos, sin, 1)
+
+
+def backward(team, dx, cos, sin):
+    """Rotate the gradient dx (N, H*E) back, in place."""
+    _rotate(team, dx, cos, sin, -1)
+
+
+def _rotate(team, x, cos, sin, sign):
+    (T, half), (N, width) = cos.shape, x.shape
+    if N % T or width % (2 * half):
+        raise ShapeError(f"x has shape {x.shape}: not whole sequences of {T} and heads of {2 * half}")
+    expect(cos.shape, sin=sin)
+    team.rows(_rotate_rows, x, cos, sin, x.dtype.type(sign), flops=3)
+
+
+@njit(cache=True, nogil=True)
+def _tables(cos, sin, base, first, start, stop):
+    half = cos.shape[1]
+    kind = cos.dtype.type
+    for i in range(half):
+        frequency = kind(1.0) / kind(base ** (i / half))
+        for t in range(start, stop):
+            angle = kind(first + t) * frequency
+            cos[t, i] = math.cos(float(angle))
+            sin[t, i] = math.sin(float(angle))
+
+
+@njit(cache=True, nogil=True)
+def _rotate_rows(x, cos, sin, sign, start, stop):
+    T, half = cos.shape
+    for n in range(start, stop):
+        t = n % T
+        for head in range(0, x.shape[1], 2 * half):
+            for i in range(half):
+                first, second = x[n, head + i], x[n, head + half + i]
+                c, s = cos[t, i], sign * sin[t, i]
+                x[n, head + i] = first * c - second * s
+                x[n, head + half + i] = second * c + first * s

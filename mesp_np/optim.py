@@ -1,0 +1,50 @@
+"""Optimisers and learning-rate schedules."""
+
+import math
+
+import numpy as np
+
+from mesp_np.ops import optim_steps
+
+
+class Optimizer:
+    """SGD or AdamW over the trainable parameters; AdamW's moments live in the arena.
+
+    Raises nothing of its own; `step` counts from 1.
+    """
+
+    def __init__(self, arena, team, parameters, run):
+        self._team, self._run = team, run
+        self.moments = {}
+        if run.optimizer == "adamw":
+            for p in parameters:
+                pair = [arena.alloc(f"{p.name}.{name}", p.value.shape, category="optimizer")
+                        for name in ("mean", "square")]
+                for moment in pair:
+                    optim_steps.fill(team, moment, 0)
+                self.moments[p.name] = pair
+
+    def step(self, parameter, grad, rate, step, clip=1.0):
+        """Move one parameter along its gradient, which is first multiplied by `clip`."""
+        run = self._run
+        if run.optimizer == "sgd":
+            optim_steps.sgd(self._team, parameter.value, grad, rate, run.weight_decay, clip)
+        else:
+            optim_steps.adamw(self._team, parameter.value, grad, *self.moments[parameter.name], rate, run.betas,
+                              run.adam_eps, run.weight_decay, step, clip)
+
+
+def clip_factor(norm, limit):
+    """What to multiply the gradients by so that their global norm is at most `limit` (0: no limit)."""
+    return float(np.minimum(1.0, limit / (norm + 1e-6))) if limit else 1.0
+
+
+def learning_rate(step, steps, peak, schedule="constant", warmup=0):
+    """Rate of a step counted from 1: linear warm-up, then constant, or down to 0 by a line or half a cosine.
+
+    The last step still moves: the decay reaches zero one step after it.
+    """
+    if step <= warmup:
+        return peak * step / warmup
+    done = (step - 1 - warmup) / max(1, steps - warmup)
+    return peak * {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}[schedule]
