@@ -71,6 +71,7 @@ class Engine:
         The loss is the mean over all trained tokens of the window, whatever batch they are in.
         """
         self.arena.ledger.restart()
+        self.arena.stage("forward")
         self.team.flops = Counter()
         self.steps += 1
         tokens = sum(batch.trained_tokens for batch in window)

@@ -82,8 +82,8 @@ def check_gradient(name, function, inputs, gradients, tolerance, exhaustive, rng
 
 def equipped_team(threads=1, dtype=np.float64):
     """A team with scratch of its own, for work outside an arena."""
-    team, whole = Team(threads), matmul.ROWS * matmul.COLUMNS * matmul.DEPTH
-    matmul.lend(team, *(np.empty((threads, size), dtype) for size in matmul.scratch_elements(whole, whole)))
+    team, sizes = Team(threads), matmul.scratch_elements(matmul.ROWS, matmul.DEPTH)
+    matmul.lend(team, *(np.empty((threads, size), dtype) for size in sizes))
     return team
 
 

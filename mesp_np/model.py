@@ -84,7 +84,8 @@ class Model:
 
     @contextmanager
     def inputs(self, batch):
-        """The batch in the arena, for the length of a `with` block."""
+        """The batch in the arena, for the length of a `with` block; the forward stage begins."""
+        self.arena.stage("forward")
         N, n = batch.ids.size, batch.trained_tokens
         arrays = [self.arena.alloc(name, (N,), np.int32, "input") for name in ("ids", "labels", "rows", "targets")]
         losses = self.arena.alloc("losses", (N,), category="input")

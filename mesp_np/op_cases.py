@@ -11,19 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mesp_np.ops import (
-    attention,
-    cross_entropy,
-    embedding,
-    linear,
-    lora,
-    matmul,
-    residual,
-    rmsnorm,
-    rope,
-    select,
-    swiglu,
-)
+from mesp_np.ops import attention, cross_entropy, embedding, linear, lora, matmul, residual, rmsnorm, rope, select, swiglu
 
 
 @dataclass(frozen=True)
@@ -41,10 +29,10 @@ class OpCase:
     backward: Callable
 
 
-def _made(op, team, shape, *args, **options):
+def _made(op, team, shape, *args):
     """What `op` writes into an array of zeros; several ops add to their outputs."""
     out = np.zeros(shape)
-    op(team, out, *args, **options)
+    op(team, out, *args)
     return out
 
 

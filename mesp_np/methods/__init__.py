@@ -3,6 +3,23 @@
 An exact method is a set of names and a flag: are blocks checkpointed, or is everything
 kept for all of them at once?  MeZO has a driver of its own.  To add a method, write a
 file with a KEEP set and its table, and enter it here.
+
+Each file gives its live peak as a closed formula, in elements beyond what all methods
+share.  The formulas are evaluated by tests/test_formulas.py against the ledger, to the byte.
+Letters: L layers, N = B*T rows, D width, F MLP width, H and K heads, E head dimension,
+Q = H*E, KV = K*E, R rank, V vocabulary, C rows (or W tokens) of the loss tile, W1 threads.
+
+    g = 2*R*(D + Q) + 2*R*(D + KV) + 3*R*(D + F)
+    head_rows = N*(2*D + 1) + C*(D + V)
+    head_vocab = N*(2*D + 1) + N*(2*D + 2 + C)
+    tiles = W1*(2*min(64, T)*T + T*E)
+    fixed = L*g*(1 + moments) + T*E + W1*(weight_tile + product_tile) + N
+
+g: the numbers in one layer's adapters, which is also their gradient.  head: the loss stage
+by rows (`full` has C = N) or by vocabulary tiles.  tiles: the scratch of attention's
+backward.  fixed: adapters with their optimiser moments (0 for SGD, 2 for AdamW), cos and
+sin, the workers' scratch (ops/matmul.py) and the losses; to which the batch adds 16*N bytes of
+ids and labels, and the gradient norm 8 bytes.
 """
 
 from dataclasses import dataclass

@@ -52,7 +52,6 @@ def _forward(engine, inputs, lowest):
     """The last block's output, and (block, x, Saved) of every block from `lowest` up."""
     arena, model, method = engine.arena, engine.model, engine.method
     held = "checkpoint" if method.checkpoint else "kept"
-    arena.stage("forward")
     x = model.embed(inputs)
     passes = []
     for block in model.blocks(*inputs.shape):
@@ -74,7 +73,6 @@ def forward_losses(engine, inputs, around=lambda parameters: nullcontext()):
     around  a context to compute each part of the model in, given the parameters it reads
     """
     arena, model, params = engine.arena, engine.model, engine.model.params
-    arena.stage("forward")
     with around([params.embed]):
         x = model.embed(inputs)
     for block in model.blocks(*inputs.shape):

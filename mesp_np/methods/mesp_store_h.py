@@ -1,1 +1,26 @@
-KEEP = frozenset("xn1 p ctx mid xn2 gate up hq hk hv ho hg hu hd".split())
+"""mesp-store-h: MeSP's eight tensors and the seven LoRA projections h.
+
+The ablation of the MeSP paper: what is h = x A^T worth?  Bytes are for Qwen2.5-0.5B,
+B=1, T=256, r=8: seven tensors (N, R) of 8,192 bytes, 57,344 in all, against one product of
+2 N I R FLOPs each to form them again.
+
+    tensor      shape           bytes   kept?  why
+    the eight of `mesp.py`               yes   as there
+    hq hk hv ho hg hu hd  (N, R)  8,192  yes   dB = dout^T h without forming h again
+
+Live peak, in elements beyond `fixed` (see `methods/__init__.py`), LoRA on all seven
+projections, update after the backward:
+
+    kept = N*(3*D + Q + 2*F + 7*R) + B*H*T*T
+    held = max(L*N*D + g, N*D + L*g)
+    loss = L*N*D + head
+    mlp = held + N*D + kept + N*(F + R)
+    attention = held + N*D + N*D + B*H*T*T + N*(3*Q + 4*KV + 3*R) + tiles
+    peak = max(loss, mlp, attention)
+
+Against `mesp` the peak in the MLP is 6 N R elements higher, not 7: hd is live there in both.
+"""
+
+from mesp_np.methods.mesp import KEEP as EIGHT
+
+KEEP = EIGHT | frozenset("hq hk hv ho hg hu hd".split())

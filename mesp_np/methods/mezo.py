@@ -23,6 +23,15 @@ The gradient estimate is formed one tensor at a time in the update, so its cost 
 of the largest trainable tensor.  The reported loss is the mean of the two evaluations,
 averaged over probes.
 
+Live peak, in elements beyond `fixed` (see `methods/__init__.py`), LoRA on all seven
+projections:
+
+    loss = head
+    mlp = g + N*(2*D + 3*F)
+    peak = max(loss, mlp)
+
+mlp: the layer's perturbed adapters, x, mid, gate, up and act.
+
 Source    Malladi et al., Fine-Tuning Language Models with Just Forward Passes, arXiv
           2305.17333, algorithm 1 and definition 1 (SPSA).
 """

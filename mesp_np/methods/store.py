@@ -1,1 +1,24 @@
-KEEP = frozenset("rstd1 xn1 hq hk hv q k v p ctx ho mid rstd2 xn2 hg hu gate up silu act hd".split())
+"""store: plain backpropagation.  Every block's intermediates are kept at once.
+
+The forward keeps what autograd keeps (`mebp.py` says why, tensor by tensor), in all L
+blocks, until the backward has passed them.  Nothing is checkpointed and nothing is
+computed twice: the fastest method, and the largest.
+
+kept in a block: everything that has a name; the inputs x_l too, for their norm's backward
+
+Live peak, in elements beyond `fixed` (see `methods/__init__.py`), LoRA on all seven
+projections, update after the backward:
+
+    kept = N*(2 + 3*D + 7*R + 2*Q + 2*KV + 4*F) + B*H*T*T
+    held = max(L*(N*D + kept) + g, N*D + kept + L*g)
+    loss = L*(N*D + kept) + head
+    mlp = held + N*D + N*(F + R)
+    peak = max(loss, mlp)
+
+held: what is left of the L blocks while the gradients g of a block are formed one after
+another.  mlp: in down_proj's backward, dx, dact and dhd come on top.
+"""
+
+from mesp_np.methods.mebp import KEEP as AUTOGRAD
+
+KEEP = AUTOGRAD

@@ -90,6 +90,7 @@ def forward(team, ctx, q, k, v, shape, scratch):
     scratch  (threads, forward_scratch(T, S))
     """
     B, H, T, S = shape
+    expect(q.shape, ctx=ctx)
     q, k, v = _heads(shape, q, k, v)
     ctx4 = ctx.reshape(q.shape, copy=False)
 
@@ -113,6 +114,7 @@ def backward(team, dq, dk, dv, dctx, q, k, v, p, shape, scratch):
     B, H, T, S = shape
     expect(q.shape, dq=dq, dctx=dctx)
     expect(k.shape, dk=dk, dv=dv)
+    expect(shape, p=p)
     dq4, dk4, dv4 = _heads(shape, dq, dk, dv)
     q, k, v = _heads(shape, q, k, v)
     dctx4 = dctx.reshape(q.shape, copy=False)

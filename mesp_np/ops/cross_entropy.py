@@ -63,6 +63,7 @@ def accumulate(team, largest, total, losses, logits, labels, first):
 
 def finish(team, losses, largest, total):
     """After the last tile: losses (C,) += lse; largest becomes lse."""
+    expect(losses.shape, largest=largest, total=total)
     team.rows(_finish, losses, largest, total, flops=3)
 
 
@@ -74,6 +75,7 @@ def gradient_tile(team, logits, lse, labels, first, scale):
 
 def sum_losses(team, total, losses):
     """total (1,) in float64 = sum of losses, in order."""
+    expect((1,), total=total)
     team.run(total, 1, lambda *_: _sum(total, losses), flops=losses.size)
 
 

@@ -46,6 +46,7 @@ def adamw(team, param, grad, first, second, rate, betas, eps, decay, step, clip)
 
 def add_squares(team, total, grad):
     """total (1,) in float64 += sum of squares of grad, in order."""
+    expect((1,), total=total)
     team.run(total, 1, lambda *_: _add_squares(total, flat(grad)), flops=2 * grad.size)
 
 

@@ -12,7 +12,8 @@ Stored forms
 
 Rounding to bfloat16 (`round_bf16`) goes to the nearest, ties to even: add 0x7FFF plus
 the lowest bit that stays, then cut.  A NaN must skip the addition, which could carry
-its payload into the sign.
+its payload into the sign; it keeps its upper half, so every bfloat16 survives the way out
+and back.
 
 Source    IEEE 754 binary32; the bfloat16 layout of the safetensors format (dtype BF16).
 """
@@ -49,9 +50,10 @@ def widen(out, stored):
 def round_bf16(values):
     """float32 values as bfloat16 bits (uint16), to nearest even; NaN stays NaN."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    quiet_nan = (bits >> 16) | 0x0040
-    return np.where(np.isnan(values), quiet_nan, rounded).astype(BF16)
+    upper = bits >> 16
+    rounded = (bits + 0x7FFF + (upper & 1)) >> 16
+    nan = np.where(upper & 0x7F, upper, upper | 1)         # a payload in the lower half only must not become infinity
+    return np.where(np.isnan(values), nan, rounded).astype(BF16)
 
 
 @njit(cache=True, nogil=True)

@@ -57,6 +57,7 @@ def backward(team, dx, dout, x, rstd, weight):
 def backward_weight(team, dweight, dout, x, rstd):
     """dweight (D,) += sum over rows of dout * xhat."""
     expect(dout.shape, x=x)
+    expect(dout.shape[:1], rstd=rstd)
     expect(dout.shape[1:], dweight=dweight)
     team.rows(_backward_weight, dweight, dout, x, rstd, width=x.shape[0], flops=3)
 

@@ -1,0 +1,22 @@
+"""What every test may ask for: a dtype, a team with scratch in that dtype, and seeded random numbers."""
+
+import numpy as np
+import pytest
+
+from mesp_np.gradcheck import equipped_team
+
+
+@pytest.fixture(scope="session", params=[np.float32, np.float64], ids=["float32", "float64"])
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def team(dtype):
+    with equipped_team(threads=2, dtype=dtype) as team:
+        yield team
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
