@@ -16,10 +16,12 @@ phantom run *is* the plan of the real one.  Nothing asks which of the two it has
 work is skipped where an output is not writeable (`team.py`).
 """
 
+import math
 import mmap
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +45,7 @@ class ArenaLeak(ArenaError):
     """A scope ended with a tensor that nobody freed, kept or declared a result."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Block:
     """What the arena knows of one live array."""
 
@@ -89,7 +91,7 @@ class Arena:
         if name in self._names:
             raise ArenaError(f"{name} is allocated twice")
         dtype = np.dtype(dtype or self.dtype)
-        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        size = dtype.itemsize * math.prod(shape)
         offset = self._places.alloc(size)
         array = self._array(offset, size, tuple(shape), dtype, name)
         scope = self._scopes[-1] if self._scopes else None
@@ -110,14 +112,15 @@ class Arena:
 
     def rename(self, array, name, category=None):
         """Say that an array now holds something else: an op wrote over its input."""
-        old = self._block(array)
-        self._names.remove(old.name)
-        block = replace(old, name=self._full_name(name), category=category or old.category, source=_caller())
+        block = self._block(array)
+        was, block.name = block.name, self._full_name(name)
+        self._names.remove(was)
         if block.name in self._names:
             raise ArenaError(f"{block.name} is already allocated")
         self._names.add(block.name)
-        self._blocks[id(array)] = block
-        self._record("rename", block, was=old.name)
+        block.category = category or block.category
+        block.source = _caller()
+        self._record("rename", block, was)
         return array
 
     @contextmanager
@@ -145,12 +148,12 @@ class Arena:
     def result(self, array):
         """Declare an array the result of the innermost scope: its caller frees it."""
         outer = self._scopes[-2] if len(self._scopes) > 1 else None
-        self._blocks[id(array)] = replace(self._block(array), scope=outer)
+        self._block(array).scope = outer
         return array
 
     def detach(self, array):
         """Hand an array to an owner that outlives every scope, who must free it."""
-        self._blocks[id(array)] = replace(self._block(array), scope=None)
+        self._block(array).scope = None
         return array
 
     def stage(self, name):
@@ -214,7 +217,16 @@ def _fresh_memory(capacity):
 def _caller():
     """file:line of the nearest frame that is not the arena's own plumbing."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename in PLUMBING or frame.f_code.co_filename.endswith("contextlib.py"):
+    while _is_plumbing(frame.f_code.co_filename):
         frame = frame.f_back
-    file = frame.f_code.co_filename
-    return f"{file.removeprefix(PACKAGE).lstrip('/')}:{frame.f_lineno}"
+    return f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+@cache
+def _is_plumbing(file):
+    return file in PLUMBING or file.endswith("contextlib.py")
+
+
+@cache
+def _short(file):
+    return file.removeprefix(PACKAGE).lstrip("/")

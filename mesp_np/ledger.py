@@ -9,13 +9,14 @@ with alignment and holes: what the arena takes from the machine.
 """
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 STAGES = ("forward", "loss", "backward", "update")
+CATEGORIES = ("adapter", "weight", "grad", "optimizer", "checkpoint", "kept", "temp", "logits", "input", "weight_tile")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One thing that happened to one tensor.
 
     verb    alloc, free or rename
@@ -38,8 +39,7 @@ class Event:
     was: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A live tensor, as the ledger lists it."""
 
     name: str
@@ -81,7 +81,7 @@ class Ledger:
         if verb != "free":
             self._tensors[name] = Tensor(name, size, category)
             self.live_by_category[category] += size
-        self.events.append(Event(verb, name, array.shape, str(array.dtype), size, offset, category, self.stage,
+        self.events.append(Event(verb, name, array.shape, dtype_name(array.dtype), size, offset, category, self.stage,
                                  source, self.live, was))
         self.stage_peaks[self.stage] = max(self.stage_peaks[self.stage], self.live)
         if self.live > self.live_peak:
@@ -106,11 +106,21 @@ class Ledger:
         """The most bytes live within each stage of the step."""
         return {stage: self.stage_peaks.get(stage, 0) for stage in STAGES}
 
+    def spans(self, points):
+        """The events of the step in order, in at most `points` runs of near equal length; none is empty."""
+        events = list(self.events)
+        edges = [len(events) * i // points for i in range(points + 1)]
+        return [events[a:b] for a, b in zip(edges, edges[1:]) if b > a]
+
     def staircase(self, points):
         """Live bytes over the events of the step, as the maximum of each of `points` spans."""
-        live = [event.live for event in list(self.events)]
-        edges = [len(live) * i // points for i in range(points + 1)]
-        return [max(live[a:b]) for a, b in zip(edges, edges[1:]) if b > a]
+        return [max(event.live for event in span) for span in self.spans(points)]
+
+
+@cache
+def dtype_name(dtype):
+    """`float32`; NumPy builds the name anew each time."""
+    return dtype.name
 
 
 def largest_first(tensors):
