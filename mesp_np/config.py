@@ -6,7 +6,7 @@ RunConfig is the only place where a default stands; the command line reads them 
 """
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from mesp_np.errors import UsageError, UserError
@@ -154,7 +154,7 @@ PRESETS = {
     "qwen2.5-1.5b": _preset(1536, 8960, 28, 12, 2),
     "qwen2.5-3b": _preset(2048, 11008, 36, 16, 2),
     "qwen2.5-7b": _preset(3584, 18944, 28, 28, 4, vocab=152064, tied=False),
-    "tiny": _preset(128, 352, 5, 8, 2, vocab=1024, theta=1e4),
+    "tiny": replace(_preset(128, 352, 5, 8, 2, vocab=1024, theta=1e4), max_position_embeddings=512),
 }
 
 

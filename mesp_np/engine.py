@@ -194,3 +194,10 @@ def plan_step(config, run, shape=None, weights=None):
         engine.step([Batch.phantom(shape)] * run.grad_accumulation, rate=1.0)
         return Plan(run, shape, engine.trainable_parameters, engine.arena.extent, engine.arena.ledger,
                     engine.setup_events, dict(engine.team.flops))
+
+
+def plan_loss(config, run, shape, weights=None):
+    """Extent in bytes of a forward pass that keeps nothing, on a batch of `shape` (B, T)."""
+    with Engine(config, weights or phantom_weights(config), run) as engine:
+        engine.loss_sum(Batch.phantom(shape))
+        return engine.arena.extent

@@ -1,5 +1,7 @@
 """The one kind of error a user is meant to see."""
 
+LISTED = 12
+
 
 class UserError(Exception):
     """Something the user can mend: one line that names the file, tensor or flag, and what to try.
@@ -17,3 +19,13 @@ class UsageError(UserError):
 
     def __init__(self, message, hint=""):
         super().__init__(message, hint, code=2)
+
+
+def refuse(where, problems, hint=""):
+    """Raise one UserError that lists the problems of `where`, so that all can be mended at once; none, no error."""
+    if len(problems) == 1:
+        raise UserError(f"{where}: {problems[0]}", hint)
+    if problems:
+        more = len(problems) - LISTED
+        lines = problems[:LISTED] + ([f"and {more} more"] if more > 0 else [])
+        raise UserError("\n  ".join([f"{where}: {len(problems)} problems; {hint}", *lines]))

@@ -11,7 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mesp_np.ops import attention, cross_entropy, embedding, linear, lora, matmul, residual, rmsnorm, rope, select, swiglu
+from mesp_np.ops import (
+    attention,
+    cross_entropy,
+    embedding,
+    linear,
+    lora,
+    matmul,
+    residual,
+    rmsnorm,
+    rope,
+    select,
+    swiglu,
+)
 
 
 @dataclass(frozen=True)

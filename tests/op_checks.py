@@ -16,7 +16,7 @@ from mesp_np.arena import phantom as phantom_array
 from mesp_np.gradcheck import check_ops
 from mesp_np.ops import ShapeError
 
-TOLERANCE = {"float32": 2e-6, "float64": 4e-15}      # of the reference's largest element
+TOLERANCE = {"float32": 1e-6, "float64": 2e-15}      # of the reference's largest element
 HIDDEN_BYTES = 64 * 1024
 
 

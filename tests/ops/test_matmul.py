@@ -7,7 +7,8 @@ from mesp_np.ops.matmul import COLUMNS, DEPTH, ROWS, multiply
 from mesp_np.ops.quant import round_bf16, widen
 from tests import op_checks
 
-SHAPES = [(6, 16, 8), (7, 33, 5), (1, 1, 1), (ROWS + 1, 3, COLUMNS + 1), (2, DEPTH + 1, 130), (ROWS, 2 * DEPTH, COLUMNS)]
+SHAPES = [(6, 16, 8), (7, 33, 5), (1, 1, 1), (ROWS + 1, 3, COLUMNS + 1), (2, DEPTH + 1, 130),
+          (ROWS, 2 * DEPTH, COLUMNS)]
 
 
 @pytest.mark.parametrize("M, K, N", SHAPES)

@@ -1,0 +1,458 @@
+"""What a person sees while training: a live display in a terminal, plain lines elsewhere.
+
+    with make(console, live=True) as readout:
+        readout.begin(engine, steps, budget_bytes)
+        with readout.compiling():
+            ...                           the first step
+        readout.step(record)              after every step
+        readout.evaluation(record)        after every evaluation
+        readout.message("saved")          a line above the display
+
+The live display is drawn by rich's thread, four times a second, from the ledger that the
+training thread writes.  No lock is needed: a look-up by key and a copy of a list are each
+atomic under the interpreter lock, and everything else that is drawn is put in place whole,
+by one assignment.  So training never waits for the display.
+
+From the top: steps and time; loss and speed; memory now, in all and by category, each with
+a bar that is heavy up to now and thin on to the peak; live bytes over the last whole step,
+a staircase up in the forward and a saw-tooth down in the backward; the loss.  Every line
+has a rank, and a terminal that is too low loses the lines of the highest ranks.
+"""
+
+import math
+import re
+import time
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from numba.core import event as numba_event
+from rich.live import Live
+from rich.text import Text
+
+from mesp_np.ledger import CATEGORIES, show_bytes
+
+PROGRESS, FIGURES, TOTALS, CATEGORY, STAIRCASE, LOSSES, BLANK = 0, 1, 2, 3, 6, 20, 30      # ranks of lines
+COLOURS = {"forward": "blue", "loss": "magenta", "backward": "cyan", "update": "green"}
+LAYER = re.compile(r"\blayers?\.(\d+)\.")
+EIGHTHS = " ▁▂▃▄▅▆▇"
+LABEL, GAP = 12, 4                      # cells for a label, and between figures
+FADE = 0.9                              # what a step still counts for, in smoothed figures, one step later
+
+
+def make(console, live, every=1):
+    """The readout for a rich console: live if that is wanted and the terminal can show it.
+
+    every  steps from one plain line to the next
+    """
+    able = console.is_terminal and not console.is_dumb_terminal and not console.options.ascii_only
+    return LiveReadout(console) if live and able else PlainReadout(console, every)
+
+
+def perplexity(loss):
+    """exp(loss); infinite where that is beyond float64."""
+    return math.inf if loss > 709 else math.exp(loss)
+
+
+class Readout:
+    """What both kinds know and do.  All methods are called from the training thread."""
+
+    def __init__(self, console):
+        self.console = console
+        self.engine = None
+        self.steps = 0
+        self.budget_bytes = None
+        self.pace = Pace()
+        self.kernels = None                      # Kernels, while they are compiled
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def message(self, text):
+        """A line of its own, above the display if there is one."""
+        self.console.print(Text(text), soft_wrap=True)
+
+    def begin(self, engine, steps, budget_bytes=None):
+        """Show this engine from now on.
+
+        steps         number of the last step
+        budget_bytes  what the run may take, or None
+        """
+        self.steps, self.budget_bytes = steps, budget_bytes
+        self.engine = engine
+
+    @contextmanager
+    def compiling(self):
+        """Show how many kernels have been compiled, for the length of a `with` block."""
+        self.kernels = kernels = Kernels(self._compiling_began)
+        try:
+            with numba_event.install_listener("numba:compile", kernels):
+                yield
+        finally:
+            self.kernels = None
+        if kernels.count:
+            self.message(f"compiled {kernels.count} kernels in {kernels.seconds:.1f} s")
+
+    def step(self, record):
+        """A step is done.
+
+        record  step, loss, lr, grad_norm, trained_tokens, live_peak_bytes, extent_bytes, seconds
+        """
+        self.pace = self.pace.after(record["trained_tokens"], record["seconds"])
+
+    def evaluation(self, record):
+        """An evaluation is done.
+
+        record  step, valid_loss, valid_perplexity
+        """
+
+    def _compiling_began(self):
+        """The first kernel is about to be compiled."""
+
+
+class PlainReadout(Readout):
+    """One line every `every` steps, and at the last, written out at once."""
+
+    def __init__(self, console, every=1):
+        super().__init__(console)
+        self.every = every
+
+    def begin(self, engine, steps, budget_bytes=None):
+        super().begin(engine, steps, budget_bytes)
+        budget = f", budget {show_bytes(budget_bytes)}" if budget_bytes else ""
+        self.message(f"{steps} steps, method {engine.method.name}, arena {show_bytes(engine.arena.capacity)}{budget}")
+
+    def step(self, record):
+        super().step(record)
+        if record["step"] % self.every == 0 or record["step"] == self.steps:
+            self.message(f"{self._number(record)}  loss {record['loss']:.4f}  lr {record['lr']:.2e}"
+                         f"  grad norm {record['grad_norm']:.4f}  {self.pace.tokens_per_second:.0f} tok/s"
+                         f"  live peak {show_bytes(record['live_peak_bytes'])}")
+
+    def evaluation(self, record):
+        self.message(f"{self._number(record)}  valid loss {record['valid_loss']:.4f}"
+                     f"  perplexity {record['valid_perplexity']:.4g}")
+
+    def _number(self, record):
+        return f"step {record['step']:>{len(str(self.steps))}}/{self.steps}"
+
+    def _compiling_began(self):
+        self.message("compiling kernels (first run only)")
+
+
+class LiveReadout(Readout):
+    """The display.  It is a rich renderable: `console.print(readout)` draws it once."""
+
+    def __init__(self, console):
+        super().__init__(console)
+        self._live = Live(self, console=console, refresh_per_second=4, vertical_overflow="crop")
+        self._last = None                        # LastStep
+        self._valid = {}                         # record of the last evaluation
+        self._losses = []
+        self._began = 0.0                        # time.monotonic, seconds
+
+    def __enter__(self):
+        self._live.start()
+        return self
+
+    def __exit__(self, *_):
+        self._live.stop()
+
+    def begin(self, engine, steps, budget_bytes=None):
+        self._began = time.monotonic()
+        super().begin(engine, steps, budget_bytes)
+
+    def step(self, record):
+        super().step(record)
+        self._losses.append(record["loss"])
+        self._last = LastStep(record, self.engine.arena.ledger)
+
+    def evaluation(self, record):
+        self._valid = record
+
+    def __rich_console__(self, console, options):
+        if self.engine:
+            yield from fit(self._lines(options.max_width, options.size.height), options.size.height)
+
+    def _lines(self, width, height):
+        """(rank, line) from the top; the two charts share what the other lines leave of the height."""
+        top = [(PROGRESS, self._progress(width))] + [(FIGURES, row) for row in self._figures(width)]
+        memory = self._memory(width)
+        spare = height - len(top) - len(memory)
+        losses = min(spare // 3, 6) if spare >= 7 else 0
+        staircase = self._staircase(width, min(max(spare - losses, 3), 10) - 2)
+        blank = [(BLANK, Text())]
+        return (top + blank + memory + blank + [(STAIRCASE, row) for row in staircase]
+                + blank + [(LOSSES, row) for row in self._loss_curve(width, losses - 1)])
+
+    def _progress(self, width):
+        """Steps and time; while kernels are compiled, how many there are so far."""
+        kernels, elapsed = self.kernels, time.monotonic() - self._began
+        if kernels and kernels.active:
+            return heading(f"compiling kernels (first run only), {kernels.count} so far", clock(elapsed), width)
+        done = self._last.record["step"] if self._last else 0
+        left = f"step {done:>{len(str(self.steps))}}/{self.steps} "
+        right = f" {100 * done // self.steps:3} %  {self._time():>12}"
+        return line((left, "bold"), *bar(done, self.steps, self.steps, width - len(left) - len(right), "green"), right)
+
+    def _time(self):
+        """Time left; after the last step, time taken."""
+        last = self._last
+        if not last:
+            return ""
+        steps_left = self.steps - last.record["step"]
+        if steps_left <= 0:
+            return "in " + clock(last.ended - self._began)
+        return clock(steps_left * self.pace.seconds_per_step - (time.monotonic() - last.ended)) + " left"
+
+    def _figures(self, width):
+        """Loss, speed and the like: two rows of three, or three of two in a narrow terminal."""
+        record, valid = self._last.record if self._last else {}, self._valid
+        speed = self.pace.tokens_per_second if record else None
+        rows = [(("loss", record.get("loss"), ".4f"), ("learning rate", record.get("lr"), ".2e"),
+                 ("tokens/s", speed, ",.0f")),
+                (("valid loss", valid.get("valid_loss"), ".4f"), ("perplexity", valid.get("valid_perplexity"), ".4g"),
+                 ("gradient norm", record.get("grad_norm"), ".4f"))]
+        if width < 76:
+            rows = list(zip(*rows))
+        pitch = (width + GAP) // len(rows[0])
+        return [line(*[part for figure in row for part in cell(*figure, min(pitch - GAP, 28), pitch)]) for row in rows]
+
+    def _memory(self, width):
+        """(rank, line) of the totals and the categories; those smallest at the peak are the first to go."""
+        arena, last = self.engine.arena, self._last
+        now = {category: arena.ledger.live_by_category[category] for category in CATEGORIES}
+        at_peak = last.at_peak if last else now
+        shown = [category for category in CATEGORIES if now[category] or category in at_peak]
+        peak = max(arena.ledger.live_peak, last.ledger.live_peak if last else 0)
+        rows = [("live now", sum(now.values()), peak), ("live peak", peak, None), ("extent", arena.extent, None)]
+        if self.budget_bytes:
+            rows.append(("budget", self.budget_bytes, None))
+        by_size = sorted(shown, key=lambda category: -at_peak.get(category, 0))
+        ranks = [TOTALS] * (1 + len(rows)) + [CATEGORY + by_size.index(category) for category in shown]
+        rows += [(category, now[category], at_peak.get(category, 0)) for category in shown]
+        return list(zip(ranks, table(rows, max(peak, arena.extent, 1), where(arena.ledger), width)))
+
+    def _staircase(self, width, rows):
+        """Live bytes over the last whole step, or as far as the first has come.
+
+        When steps are slow, the part that the present step has yet to go through is dim.
+        """
+        now, last = self.engine.arena.ledger, self._last
+        shown = last.ledger if last else now
+        spans = shown.spans(width)
+        values = [max(event.live for event in span) for span in spans] or [shown.live]
+        stages = sections(span[0].stage for span in spans)
+        slow = last and last.record["seconds"] > 1
+        done = len(values) * len(now.events) // len(shown.events) if slow else len(values)
+        title = f"live bytes over step {last.record['step']}" if last else "live bytes"
+        low, high = (f"{value / 2**20:.1f}" for value in (min(values), max(values)))
+        return [heading(title, f"{low} to {high} MiB", width),
+                *[paint(row, stages, done) for row in chart(values, rows)], labels(stages)]
+
+    def _loss_curve(self, width, rows):
+        """The mean loss of each span of steps; nothing without room, or before there are two finite losses."""
+        losses = [loss for loss in self._losses if math.isfinite(loss)]
+        if rows < 1 or len(losses) < 2:
+            return []
+        edges = [len(losses) * i // width for i in range(width + 1)]
+        means = [sum(losses[a:b]) / (b - a) for a, b in zip(edges, edges[1:]) if b > a]
+        title = heading("loss", f"{min(means):.4f} to {max(means):.4f}", width)
+        return [title] + [line((row, "yellow")) for row in chart(means, rows)]
+
+
+class LastStep:
+    """A step that is done, to be drawn while the next one runs.
+
+    record  as given to `step`; ended  time.monotonic, seconds
+    ledger  as it was then: `restart` gives the engine's own ledger new lists
+    """
+
+    def __init__(self, record, ledger):
+        self.record, self.ended = record, time.monotonic()
+        self.ledger = copy(ledger)
+        self.ledger.events = list(ledger.events)
+
+    @cached_property
+    def at_peak(self):
+        """Bytes at the live peak of every category that held any at some time of the step."""
+        names = {tensor.category for tensor in (*self.ledger.opening.values(), *self.ledger.events)}
+        return dict.fromkeys(names, 0) | self.ledger.category_bytes_at_peak()
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Sums over the steps so far, the older ones fading, for smoothed speeds.
+
+    The first step also compiles: the second takes its place.
+    """
+
+    samples: int = 0
+    steps: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def after(self, tokens, seconds):
+        """The pace after one more step, of so many trained tokens and seconds."""
+        fade = FADE if self.samples > 1 else 0.0
+        return Pace(self.samples + 1, fade * self.steps + 1, fade * self.tokens + tokens, fade * self.seconds + seconds)
+
+    @property
+    def tokens_per_second(self):
+        """Trained tokens in a second."""
+        return self.tokens / max(self.seconds, 1e-9)
+
+    @property
+    def seconds_per_step(self):
+        """Seconds of a step."""
+        return self.seconds / max(self.steps, 1)
+
+
+class Kernels(numba_event.Listener):
+    """Counts the kernels that Numba compiles; what a kernel calls is part of it, and a cached one is not compiled.
+
+    began  called at the first
+    """
+
+    def __init__(self, began):
+        self.count = 0
+        self.seconds = 0.0
+        self._began = began
+        self._started = []                       # time.perf_counter of each being compiled, the outermost first
+
+    @property
+    def active(self):
+        """Has Numba begun to compile?"""
+        return bool(self.count or self._started)
+
+    def on_start(self, event):
+        """Numba begins with one."""
+        if not self.active:
+            self._began()
+        self._started.append(time.perf_counter())
+
+    def on_end(self, event):
+        """Numba is done with one."""
+        started = self._started.pop()
+        if not self._started:
+            self.count += 1
+            self.seconds += time.perf_counter() - started
+
+
+def where(ledger):
+    """What is being worked on, by the last event: `backward, layer 3`, or the stage alone."""
+    events = ledger.events
+    layer = LAYER.search(events[-1].name) if events else None
+    return f"{ledger.stage}, layer {layer[1]}" if layer else ledger.stage
+
+
+def clock(seconds):
+    """`2:05`, or `1:02:05` from an hour on."""
+    minutes, seconds = divmod(round(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def fit(ranked, height):
+    """The lines of (rank, line) pairs; while there are more than `height`, those of the highest rank go."""
+    while len(ranked) > height:
+        worst = max(rank for rank, _ in ranked)
+        ranked = [pair for pair in ranked if pair[0] < worst]
+    return [text for _, text in ranked]
+
+
+def line(*parts):
+    """A line from strings and (string, style) pairs, cut off where the terminal ends."""
+    return Text.assemble(*parts, no_wrap=True, overflow="crop")
+
+
+def heading(left, right, width):
+    """A rule with a text at each end."""
+    return line((left, "bold"), " ", ("─" * max(1, width - len(left) - len(right) - 2), "dim"), " ", right)
+
+
+def cell(label, value, form, width, pitch):
+    """Parts of a figure: label and value at the ends of `width` cells, and blanks on to the next at `pitch`."""
+    shown = "-" if value is None else format(value, form)
+    return (label, "dim"), " " + shown.rjust(width - len(label) - 1), " " * (pitch - width)
+
+
+def table(rows, scale, title, width):
+    """A heading, and a line for each (label, bytes, bytes at the peak or None).
+
+    The bytes are exact, and drawn as a bar on a scale of `scale` bytes; what they are at the
+    peak is printed too where there is room.
+    """
+    widths = [len(part) for part in split_bytes(max(scale, *[size for _, size, _ in rows]))]
+    column = sum(widths) + 3
+    wide = width >= 100
+    head = f"{'memory':{LABEL}}" + (f"{'now':>{column - 2}}{'at the peak':>{column}}" if wide else "")
+    lines = [heading(head.rstrip(), title, width)]
+    for label, size, peak in rows:
+        numbers = exact(size, widths) + (exact(peak, widths) if wide else "")
+        lines.append(line((f"{label:{LABEL}}", "dim"), numbers,
+                          *bar(size, peak or 0, scale, width - LABEL - len(numbers), "cyan")))
+    return lines
+
+
+def split_bytes(count):
+    """`12,345 B` and `(0.0 MiB)`."""
+    exactly, about = show_bytes(count).split(" (")
+    return exactly, "(" + about
+
+
+def exact(count, widths):
+    """show_bytes with its two parts flush right in columns of `widths`, and a gap; blank for None."""
+    parts = ("", "") if count is None else split_bytes(count)
+    return " ".join(part.rjust(width) for part, width in zip(parts, widths)) + "  "
+
+
+def bar(size, more, scale, width, style):
+    """Parts of a bar: heavy up to `size`, thin on to `more`; or, for a size beyond the scale, what is used of it."""
+    if size > scale:
+        return ((f"{100 * scale / size:.1f} % in use", "dim"),)
+    heavy, both = (math.ceil(max(width, 0) * min(part, scale) / scale) for part in (size, max(size, more)))
+    return ("━" * heavy, style), ("─" * (both - heavy), "dim")
+
+
+def chart(values, rows):
+    """Strings from the top, one column a value: the lowest is an eighth of a cell high, the highest is full."""
+    low, high = min(values), max(values)
+    scale = (8 * rows - 1) / (high - low) if high > low else 0
+    heights = [1 + round((value - low) * scale) for value in values]
+    columns = [("█" * (height // 8) + EIGHTHS[height % 8]).ljust(rows)[:rows] for height in heights]
+    return ["".join(row) for row in zip(*columns)][::-1]
+
+
+def sections(names):
+    """(name, start, end) of each run of equal names."""
+    found, start = [], 0
+    for name, run in groupby(names):
+        end = start + len(list(run))
+        found.append((name, start, end))
+        start = end
+    return found
+
+
+def paint(row, stages, done):
+    """A row of the staircase in the colours of the stages, dim from column `done` on."""
+    text = line(row)
+    for stage, start, end in stages:
+        text.stylize(COLOURS.get(stage, ""), start, end)
+    text.stylize("dim", done)
+    return text
+
+
+def labels(stages):
+    """A line with the name of each stage below it, moved left where the next is too near, or left out."""
+    text = line()
+    for stage, start, end in stages:
+        at = min(start, end - len(stage) - 1)
+        if at >= len(text) + bool(text):
+            text.append(" " * (at - len(text))).append(stage, COLOURS.get(stage, ""))
+    return text

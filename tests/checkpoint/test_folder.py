@@ -1,0 +1,197 @@
+"""Loading and saving a model's folder; everything that can be wrong with its weights."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mesp_np.checkpoint import folder, safetensors_file
+from mesp_np.errors import UserError
+from mesp_np.ops.quant import BF16, round_bf16
+from tests import small, tiny_tokenizer
+
+NORM = "model.norm.weight"
+
+
+def config_of(tied):
+    return small.model_config(vocab_size=tiny_tokenizer.VOCAB_SIZE, tie_word_embeddings=tied)
+
+
+def saved(path, tied=True, dtype="f32"):
+    """A complete folder; its weights as float32."""
+    weights = small.weights(config_of(tied))
+    folder.save(path, config_of(tied), weights, tiny_tokenizer.write(path.parent / "tokenizer"), dtype)
+    return weights
+
+
+def rewrite(path, change):
+    """Alter the tensors of a saved folder."""
+    tensors = dict(safetensors_file.read(path / folder.WEIGHTS))
+    change(tensors)
+    safetensors_file.write(path / folder.WEIGHTS, tensors, np.float32)
+
+
+def shard(path, first, second):
+    """Split a saved folder's weights into two files by their index in sorted order, and write the index."""
+    tensors = sorted(safetensors_file.read(path / folder.WEIGHTS).items())
+    names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    for name, part in zip(names, (first, second), strict=True):
+        safetensors_file.write(path / name, dict(tensors[part]), np.float32)
+    weight_map = {name: names[index > 10] for index, (name, _) in enumerate(tensors)}
+    (path / folder.INDEX).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+    (path / folder.WEIGHTS).unlink()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_save_and_load(tmp_path, tied, dtype):
+    weights = saved(tmp_path / "model", tied, dtype)
+    checkpoint = folder.load(tmp_path / "model")
+    assert checkpoint.config == config_of(tied) and checkpoint.notes == ()
+    assert list(checkpoint.weights) == list(config_of(tied).weight_shapes())
+    for name, array in checkpoint.weights.items():
+        expected = round_bf16(weights[name]) if dtype == "bf16" else weights[name]
+        assert array.dtype == (BF16 if dtype == "bf16" else np.float32) and np.array_equal(array, expected)
+    assert checkpoint.eos_ids == {tiny_tokenizer.EOS} == {checkpoint.tokenizer.eos_id}
+
+
+def test_the_engine_runs_on_mapped_weights(tmp_path):
+    """Read-only arrays from a file give the bits of the arrays that were written; misaligned ones too."""
+    weights = saved(tmp_path / "model")
+    losses = []
+    path = tmp_path / "model" / folder.WEIGHTS
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    for stored in (weights, safetensors_file.read(path)):
+        losses.append(loss(stored))
+    path.write_bytes((length + 1).to_bytes(8, "little") + content[8:8 + length] + b" " + content[8 + length:])
+    losses.append(loss(safetensors_file.read(path)))
+    assert losses[0] == losses[1] == losses[2]
+
+
+def loss(weights):
+    config, run = config_of(True), small.run_config()
+    plan = small.plan_step(config, run, weights=weights)
+    with small.Engine(config, weights, run, plan.extent_bytes) as engine:
+        return engine.loss(small.batch(config, 2, 9))
+
+
+def test_sharded(tmp_path):
+    weights = saved(tmp_path / "model")
+    shard(tmp_path / "model", slice(0, 11), slice(11, None))
+    loaded = folder.load(tmp_path / "model").weights
+    assert all(np.array_equal(loaded[name], weights[name]) for name in weights)
+
+
+def test_shards_that_are_missing_cut_off_or_overlap(tmp_path):
+    saved(tmp_path / "model")
+    shard(tmp_path / "model", slice(0, 11), slice(10, None))
+    with pytest.raises(UserError, match="is in 2 shards"):
+        folder.load(tmp_path / "model")
+    first, second = sorted((tmp_path / "model").glob("model-*"))
+    first.write_bytes(first.read_bytes()[:-4])
+    second.unlink()
+    with pytest.raises(UserError, match="(?s)2 problems.*00001.*is cut off.*00002.*cannot be read"):
+        folder.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "", "..", 7, ["x"]])
+def test_an_index_must_not_lead_out_of_its_folder(tmp_path, name):
+    saved(tmp_path / "model")
+    (tmp_path / "model" / folder.WEIGHTS).rename(tmp_path / "outside.safetensors")
+    (tmp_path / "model" / folder.INDEX).write_text(json.dumps({"weight_map": {NORM: name}}))
+    with pytest.raises(UserError, match="is no file of this folder|Is a directory"):
+        folder.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("index", ["{}", '{"weight_map": []}', '{"weight_map": {}}', "[]", "{"])
+def test_index_without_a_map(tmp_path, index):
+    saved(tmp_path / "model")
+    (tmp_path / "model" / folder.WEIGHTS).unlink()
+    (tmp_path / "model" / folder.INDEX).write_text(index)
+    with pytest.raises(UserError, match="index.json"):
+        folder.load(tmp_path / "model")
+
+
+def test_all_wrong_tensors_are_told_together(tmp_path):
+    saved(tmp_path / "model")
+    def change(tensors):
+        del tensors[NORM]
+        tensors["model.layers.0.self_attn.q_proj.weight"] = np.zeros((3, 3), np.float32)
+        tensors["model.layers.9.mlp.up_proj.weight"] = np.zeros(2, np.float32)
+    rewrite(tmp_path / "model", change)
+    with pytest.raises(UserError) as raised:
+        folder.load(tmp_path / "model")
+    for words in ("3 problems", f"{NORM} is missing", "model.layers.9.mlp.up_proj.weight is unexpected",
+                  "q_proj.weight has shape (3, 3), expected (48, 48)"):
+        assert words in str(raised.value)
+
+
+def test_old_rotary_tensors_are_ignored(tmp_path):
+    saved(tmp_path / "model")
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    rewrite(tmp_path / "model", lambda tensors: tensors.update({name: np.ones(4, np.float32)}))
+    checkpoint = folder.load(tmp_path / "model")
+    assert checkpoint.notes == (f"{name} is ignored",) and name not in checkpoint.weights
+
+
+def test_tied_head(tmp_path):
+    saved(tmp_path / "model")
+    rewrite(tmp_path / "model", lambda tensors: tensors.update({folder.HEAD: tensors[folder.EMBED]}))
+    checkpoint = folder.load(tmp_path / "model")
+    assert checkpoint.notes == (f"{folder.HEAD} is ignored",) and folder.HEAD not in checkpoint.weights
+    rewrite(tmp_path / "model", lambda tensors: tensors.update({folder.HEAD: tensors[folder.EMBED] + 1}))
+    with pytest.raises(UserError, match="lm_head.weight differs from model.embed_tokens.weight"):
+        folder.load(tmp_path / "model")
+
+
+def test_untied_head_must_be_there(tmp_path):
+    saved(tmp_path / "model", tied=False)
+    rewrite(tmp_path / "model", lambda tensors: tensors.pop(folder.HEAD))
+    with pytest.raises(UserError, match="lm_head.weight is missing"):
+        folder.load(tmp_path / "model")
+
+
+def test_folders_without_weights(tmp_path):
+    with pytest.raises(UserError, match="config.json: not found"):
+        folder.load(tmp_path / "nowhere")
+    saved(tmp_path / "model")
+    (tmp_path / "model" / folder.WEIGHTS).rename(tmp_path / "model" / "pytorch_model.bin")
+    with pytest.raises(UserError, match="has no model.safetensors; pytorch_model.bin is not read"):
+        folder.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("generation, config, expected", [
+    ({"eos_token_id": [3, 5]}, 7, {3, 5}), ({"eos_token_id": 3}, 7, {3}), ({}, 7, {7}), (None, [7, 8], {7, 8}),
+    (None, None, set())])
+def test_eos_ids(tmp_path, generation, config, expected):
+    saved(tmp_path / "model")
+    raw = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(raw | {"eos_token_id": config}))
+    (tmp_path / "model" / "generation_config.json").unlink()
+    if generation is not None:
+        (tmp_path / "model" / "generation_config.json").write_text(json.dumps(generation))
+    assert folder.load(tmp_path / "model").eos_ids == expected
+
+
+def test_wrong_eos_id(tmp_path):
+    saved(tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": "x"}')
+    with pytest.raises(UserError, match="eos_token_id"):
+        folder.load(tmp_path / "model")
+
+
+def test_saving_over_the_folder_that_is_mapped(tmp_path):
+    weights = saved(tmp_path / "model")
+    path = tmp_path / "model"
+    (path / "generation_config.json").write_text('{"eos_token_id": [256, 258]}')
+    checkpoint = folder.load(path)
+    folder.save(path, checkpoint.config, checkpoint.weights, path, "f32")
+    assert all(np.array_equal(checkpoint.weights[name], weights[name]) for name in weights)
+    again = folder.load(path)
+    assert all(np.array_equal(again.weights[name], weights[name]) for name in weights)
+    assert again.eos_ids == {256, 258}
+
+
+def test_default_folder():
+    assert (folder.default_folder() / "tokenizer.json").is_file()
