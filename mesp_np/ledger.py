@@ -106,21 +106,22 @@ class Ledger:
         """The most bytes live within each stage of the step."""
         return {stage: self.stage_peaks.get(stage, 0) for stage in STAGES}
 
-    def spans(self, points):
-        """The events of the step in order, in at most `points` runs of near equal length; none is empty."""
-        events = list(self.events)
-        edges = [len(events) * i // points for i in range(points + 1)]
-        return [events[a:b] for a, b in zip(edges, edges[1:]) if b > a]
-
     def staircase(self, points):
         """Live bytes over the events of the step, as the maximum of each of `points` spans."""
-        return [max(event.live for event in span) for span in self.spans(points)]
+        return [max(event.live for event in span) for span in spans(self.events, points)]
 
 
 @cache
 def dtype_name(dtype):
     """`float32`; NumPy builds the name anew each time."""
     return dtype.name
+
+
+def spans(items, points):
+    """A list in order, cut into at most `points` pieces of near equal length; none is empty."""
+    items = list(items)
+    edges = [len(items) * i // points for i in range(points + 1)]
+    return [items[a:b] for a, b in zip(edges, edges[1:]) if b > a]
 
 
 def largest_first(tensors):

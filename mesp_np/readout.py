@@ -32,10 +32,10 @@ from numba.core import event as numba_event
 from rich.live import Live
 from rich.text import Text
 
-from mesp_np.ledger import CATEGORIES, show_bytes
+from mesp_np.ledger import CATEGORIES, show_bytes, spans
 
 PROGRESS, FIGURES, TOTALS, CATEGORY, STAIRCASE, LOSSES, BLANK = 0, 1, 2, 3, 6, 20, 30      # ranks of lines
-COLOURS = {"forward": "blue", "loss": "magenta", "backward": "cyan", "update": "green"}
+COLOURS = {"forward": "bright_blue", "loss": "magenta", "backward": "cyan", "update": "green"}
 LAYER = re.compile(r"\blayers?\.(\d+)\.")
 EIGHTHS = " ▁▂▃▄▅▆▇"
 LABEL, GAP = 12, 4                      # cells for a label, and between figures
@@ -53,7 +53,7 @@ def make(console, live, every=1):
 
 def perplexity(loss):
     """exp(loss); infinite where that is beyond float64."""
-    return math.inf if loss > 709 else math.exp(loss)
+    return math.inf if loss > 1e9 else math.exp(loss)
 
 
 class Readout:
@@ -197,8 +197,9 @@ class LiveReadout(Readout):
             return heading(f"compiling kernels (first run only), {kernels.count} so far", clock(elapsed), width)
         done = self._last.record["step"] if self._last else 0
         left = f"step {done:>{len(str(self.steps))}}/{self.steps} "
-        right = f" {100 * done // self.steps:3} %  {self._time():>12}"
-        return line((left, "bold"), *bar(done, self.steps, self.steps, width - len(left) - len(right), "green"), right)
+        total = max(self.steps, done, 1)
+        right = f" {100 * done // total:3} %  {self._time():>12}"
+        return line((left, "bold"), *bar(done, total, total, width - len(left) - len(right), "green"), right)
 
     def _time(self):
         """Time left; after the last step, time taken."""
@@ -245,9 +246,9 @@ class LiveReadout(Readout):
         """
         now, last = self.engine.arena.ledger, self._last
         shown = last.ledger if last else now
-        spans = shown.spans(width)
-        values = [max(event.live for event in span) for span in spans] or [shown.live]
-        stages = sections(span[0].stage for span in spans)
+        columns = spans(shown.events, width)
+        values = [max(event.live for event in column) for column in columns] or [shown.live]
+        stages = sections(column[0].stage for column in columns)
         slow = last and last.record["seconds"] > 1
         done = len(values) * len(now.events) // len(shown.events) if slow else len(values)
         title = f"live bytes over step {last.record['step']}" if last else "live bytes"
@@ -260,8 +261,7 @@ class LiveReadout(Readout):
         losses = [loss for loss in self._losses if math.isfinite(loss)]
         if rows < 1 or len(losses) < 2:
             return []
-        edges = [len(losses) * i // width for i in range(width + 1)]
-        means = [sum(losses[a:b]) / (b - a) for a, b in zip(edges, edges[1:]) if b > a]
+        means = [sum(span) / len(span) for span in spans(losses, width)]
         title = heading("loss", f"{min(means):.4f} to {max(means):.4f}", width)
         return [title] + [line((row, "yellow")) for row in chart(means, rows)]
 

@@ -51,14 +51,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("corpus", "tokenizer", "run_dir"):
         parser.add_argument(name, type=Path)
-    parser.add_argument("--epochs", type=float, default=6)
+    parser.add_argument("--epochs", type=float, default=3)
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    run = RunConfig(method="store", trainable="full", batch_size=8, seq=256, loss="rows:512", weight_decay=0.1,
+    run = RunConfig(method="store", trainable="full", batch_size=4, seq=256, loss="rows:512", weight_decay=0.1,
                     betas=(0.9, 0.95), clip=1.0, threads=args.threads, seed=args.seed)
-    config = TrainConfig(epochs=args.epochs, lr=args.lr, warmup=100, eval_every=250, save_every=500,
+    config = TrainConfig(epochs=args.epochs, lr=args.lr, warmup=100, eval_every=500, save_every=1000,
                          prompt="ROMEO:\n", sample_tokens=120)
     tokenizer = Tokenizer(args.tokenizer, CONFIG.vocab_size)
     checkpoint = Checkpoint(args.tokenizer, CONFIG, start(CONFIG, args.seed), frozenset({tokenizer.eos_id}), ())

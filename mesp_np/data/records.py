@@ -12,10 +12,13 @@ and reason, never a row that is quietly dropped or guessed.
 
 import codecs
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from mesp_np.errors import UserError
+
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def _text(row, where):
     text = row["text"]
     if not isinstance(text, str):
         raise UserError(f"{where}: \"text\" is {json.dumps(text)[:40]}, not a string", "put it in quotes")
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if SURROGATE.search(text):
         raise UserError(f"{where}: \"text\" has half of a surrogate pair", "write the whole character")
     return text
 

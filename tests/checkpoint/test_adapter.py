@@ -150,8 +150,9 @@ def test_settings_that_differ_from_the_run(folder):
 
 
 @pytest.mark.parametrize("changes", [
-    {"bias": "all"}, {"fan_in_fan_out": True}, {"use_dora": True}, {"lora_bias": True}, {"modules_to_save": ["lm_head"]},
-    {"rank_pattern": {"q_proj": 2}}, {"alpha_pattern": {"q_proj": 2}}, {"layers_to_transform": [0]},
+    {"bias": "all"}, {"fan_in_fan_out": True}, {"use_dora": True}, {"lora_bias": True},
+    {"modules_to_save": ["lm_head"]}, {"rank_pattern": {"q_proj": 2}}, {"alpha_pattern": {"q_proj": 2}},
+    {"layers_to_transform": [0]},
     {"exclude_modules": ["x"]}, {"init_lora_weights": "pissa"}, {"init_lora_weights": "olora"},
     {"trainable_token_indices": [1]}, {"some_later_invention": True}, {"target_modules": ["embed_tokens", "q_proj"]},
     {"target_modules": ".*q_proj"}, {"target_modules": None}, {"target_modules": []}, {"r": 0}, {"r": True},
