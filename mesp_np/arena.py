@@ -208,8 +208,10 @@ def phantom(shape, dtype):
 
 
 def _fresh_memory(capacity):
+    """Anonymous memory of this process alone, as the operating system counts it."""
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     try:
-        return mmap.mmap(-1, max(capacity, 1))
+        return mmap.mmap(-1, max(capacity, 1), **private)
     except (OSError, ValueError, OverflowError) as error:
         raise ArenaFull(f"the machine does not give {show_bytes(capacity)}: {error}") from None
 

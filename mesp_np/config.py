@@ -170,8 +170,8 @@ class RunConfig:
     alpha: float = 16.0
     rslora: bool = False
     targets: tuple = PROJECTIONS
-    trainable: str = "lora"          # or full
-    loss: str = "rows:128"           # rows[:C], vocab[:C] or full
+    trainable: str = "lora"          # or full; none when nothing is trained
+    loss: str = "rows:32"            # rows[:C], vocab[:C] or full
     update: str = "after"            # or fused
     optimizer: str = "adamw"         # or sgd
     weight_decay: float = 0.01
@@ -193,6 +193,9 @@ class RunConfig:
         for name in ("batch_size", "seq", "rank", "grad_accumulation", "probes", "threads"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", "it must be 1 or more")
+        for name in ("seed", "clip", "weight_decay"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", "it must be 0 or more")
         for name in ("alpha", "mezo_eps", "adam_eps"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", "it must be a positive number")
@@ -214,7 +217,7 @@ class RunConfig:
     def loss_tile(self):
         """(variant, size): rows and C rows, or vocab and C tokens; full is all rows at once (size 0)."""
         variant, _, size = self.loss.partition(":")
-        defaults = {"rows": "128", "vocab": "4096", "full": "0"}
+        defaults = {"rows": "32", "vocab": "4096", "full": "0"}
         if variant not in defaults or not (size or defaults[variant]).isdigit() or size == "0":
             raise UsageError(f"--loss is {self.loss!r}", "write rows, rows:64, vocab, vocab:4096 or full")
         return variant, int(size or defaults[variant])
@@ -224,5 +227,5 @@ class RunConfig:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-CHOICES = {"trainable": ("lora", "full"), "update": ("after", "fused"), "optimizer": ("adamw", "sgd"),
+CHOICES = {"trainable": ("lora", "full", "none"), "update": ("after", "fused"), "optimizer": ("adamw", "sgd"),
            "perturb": ("copy", "inplace"), "dtype": ("float32", "float64")}

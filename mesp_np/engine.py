@@ -84,10 +84,11 @@ class Engine:
 
     def loss(self, batch):
         """Mean loss per trained token, by a forward pass that keeps nothing."""
+        self.arena.ledger.restart()
         return self.loss_sum(batch) / batch.trained_tokens
 
     def loss_sum(self, batch, *around):
-        """Sum of the losses of a batch, by a forward pass that keeps nothing."""
+        """Sum of the losses of a batch, as a part of a step; `around` as in backprop.forward_losses."""
         with self.model.inputs(batch) as inputs:
             backprop.forward_losses(self, inputs, *around)
             return self.model.sum_losses(inputs)
@@ -194,6 +195,12 @@ def plan_step(config, run, shape=None, weights=None):
         engine.step([Batch.phantom(shape)] * run.grad_accumulation, rate=1.0)
         return Plan(run, shape, engine.trainable_parameters, engine.arena.extent, engine.arena.ledger,
                     engine.setup_events, dict(engine.team.flops))
+
+
+def plan_setup(config, run, weights):
+    """Extent in bytes of what an engine holds before any step."""
+    with Engine(config, weights, run) as engine:
+        return engine.arena.extent
 
 
 def plan_loss(config, run, shape, weights=None):

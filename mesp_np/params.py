@@ -97,6 +97,7 @@ def build(arena, team, config, weights, run):
 
     LoRA: weights stay as stored, adapters are made in the arena (A uniform in
     +-1/sqrt(in), B zero: PEFT's own start).  Full: every weight is copied into the arena.
+    None: no adapters.
     """
     make = _Maker(arena, team, weights, run)
     layers = [_layer(make, config, index, run) for index in range(config.num_hidden_layers)]
@@ -135,7 +136,7 @@ class _Maker:
         return Parameter(name, self._dense_vector(stored))
 
     def lora(self, module, out, width):
-        if self.run.trainable == "full":
+        if self.run.trainable != "lora":
             return None
         A, B = (self._adapter(f"{module}.lora_{side}", shape)
                 for side, shape in (("A", (self.run.rank, width)), ("B", (out, self.run.rank))))

@@ -53,7 +53,7 @@ def make(console, live, every=1):
 
 def perplexity(loss):
     """exp(loss); infinite where that is beyond float64."""
-    return math.inf if loss > 1e9 else math.exp(loss)
+    return math.inf if loss > 709 else math.exp(loss)
 
 
 class Readout:

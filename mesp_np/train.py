@@ -13,7 +13,7 @@ import json
 import math
 import signal
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -97,7 +97,8 @@ class Run:
 
     def _loop(self, engine, log):
         for step in range(1, self.steps + 1):
-            record = self._step(engine, step)
+            with self.readout.compiling() if step == 1 else nullcontext():
+                record = self._step(engine, step)
             every = self.config.eval_every
             if every and step % every == 0 and step < self.steps:
                 record["valid_loss"] = self._validate(engine, step)
@@ -125,7 +126,8 @@ class Run:
         """Mean loss per token on the validation rows, or None."""
         if not self.valid:
             return None
-        loss = sum(engine.loss_sum(batch) for batch in self.valid) / sum(b.trained_tokens for b in self.valid)
+        tokens = sum(batch.trained_tokens for batch in self.valid)
+        loss = sum(engine.loss(batch) * batch.trained_tokens for batch in self.valid) / tokens
         self.readout.evaluation({"step": step, "valid_loss": loss, "valid_perplexity": perplexity(loss)})
         return loss
 
@@ -137,7 +139,7 @@ class Run:
         ids = tokenizer.encode(config.prompt)
         generator = Generator(engine.config, engine.model.params, engine.team, engine.arena.dtype,
                               len(ids) + config.sample_tokens)
-        new = generate(generator, ids, config.sample_tokens, self.checkpoint.eos_ids)
+        new = generate(generator, ids, config.sample_tokens, self.checkpoint.eos_ids | {tokenizer.eos_id})
         return config.prompt + tokenizer.decode(list(new))
 
     def _save(self, engine):

@@ -71,6 +71,8 @@ def running(console, budget=4_000_000):
     shown.step(step_record())
     shown.evaluation(dict(step=1, valid_loss=4.5, valid_perplexity=readout.perplexity(4.5)))
     ledger = engine.arena.ledger
+    record(ledger, "alloc", "final.logits", 5_000_000, "logits")         # an evaluation: no part of the step
+    record(ledger, "free", "final.logits", 5_000_000, "logits")
     ledger.restart()
     ledger.enter("backward")
     record(ledger, "alloc", "layer.1.gate", 300_000, "kept")

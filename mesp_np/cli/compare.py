@@ -1,0 +1,102 @@
+"""Methods side by side on the same batch: exact bytes, equal bits, FLOPs and seconds.
+
+Bytes are those of one step.  `bits` counts the gradient's numbers whose bits differ from
+the first method's; MeZO's are an estimate, whose cosine is shown beside the theory's.
+"""
+
+import json
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from mesp_np.cli import flags
+from mesp_np.compare import compare, describe, theory_cosine
+from mesp_np.config import RunConfig
+from mesp_np.data import rows
+from mesp_np.data.batches import Batches
+from mesp_np.errors import UsageError
+from mesp_np.methods import METHODS
+from mesp_np.model import Batch
+
+OWN = {name: text for name, text in flags.RUN_HELP.items() if name not in ("method", "keep", "grad_accumulation")}
+
+
+def add_flags(parser):
+    flags.add_model_flag(parser)
+    parser.add_argument("--data", metavar="PATH", help="take the batch from here (default: random tokens)")
+    parser.add_argument("--methods", default=",".join(METHODS), metavar="A,B", help="default: all of them")
+    parser.add_argument("--baseline", default=None, metavar="METHOD", help="count savings against it (default: mebp if "
+                        "it is there, else the first)")
+    parser.add_argument("--rounds", type=int, default=3, help="timed steps of each method (default: 3)")
+    flags.add_config_flags(parser, RunConfig, OWN)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args):
+    names = [name for name in args.methods.split(",") if name]
+    baseline = args.baseline or ("mebp" if "mebp" in names else names[0] if names else "")
+    if baseline not in names or len(set(names)) < len(names) or args.rounds < 1:
+        raise UsageError(f"--methods {args.methods} --baseline {baseline} --rounds {args.rounds}",
+                         "name each method once, the baseline among them, and at least one round")
+    settings = flags.run_config(args)
+    runs = [flags.with_method(settings, name) for name in names]
+    checkpoint = flags.checkpoint(args)
+    console = Console(stderr=args.json, quiet=args.json)
+    with console.status("") as status:
+        contenders = compare(checkpoint.config, checkpoint.weights, runs, _batch(args, checkpoint, settings),
+                             args.rounds, status.update)
+    result = describe(contenders, baseline)
+    if args.json:
+        print(json.dumps({"run": settings.to_json() | {"model": str(checkpoint.folder)}, "methods": result}))
+    else:
+        _report(console, result, contenders, baseline, settings)
+
+
+def _batch(args, checkpoint, settings):
+    """The first batch of the data, or random tokens with a target everywhere."""
+    if args.data:
+        train, _ = rows.load(args.data, checkpoint.tokenizer, settings.seq, settings.seed)
+        return Batches(train, settings.batch_size, settings.seq, settings.seed).batch(0)
+    rng = np.random.default_rng(settings.seed)
+    return Batch.of(*rng.integers(0, checkpoint.config.vocab_size, (2, settings.batch_size, settings.seq)))
+
+
+def _report(console, result, contenders, baseline, settings):
+    B, T = contenders[0].plan.shape
+    console.print(f"batch {B} x {T}, rank {settings.rank}, loss {settings.loss}, update {settings.update}, "
+                  f"{settings.optimizer}, {settings.threads} threads", highlight=False)
+    _table(console, ("method", "live peak, bytes", "plan", f"against {baseline}", "bits", "cosine"), [
+        (name, f"{row['live_peak_bytes']:,}",
+         "equal" if row["live_peak_bytes"] == row["planned_live_peak_bytes"] else "[red]DIFFERS[/]",
+         f"{-row['saved_bytes']:+,}", f"{row['gradient_bits_different']:,}", f"{row['gradient_cosine']:.6f}")
+        for name, row in result.items()])
+    _table(console, ("MiB", "forward", "loss", "backward", "update", "extent", "OS", "s/step", "GFLOP redone"), [
+        (name, *[f"{size / 2**20:.1f}" for size in (*row["stage_peak_bytes"].values(), row["extent_bytes"],
+                                                    row["os_growth_bytes"])],
+         f"{row['seconds_per_step']:.3f}", f"{row['recomputed_flops'] / 1e9:.2f}") for name, row in result.items()])
+    _differences(console, result, baseline)
+    for one in contenders:
+        if not one.engine.method.exact:
+            d, n = one.plan.trainable_parameters, one.engine.run.probes
+            console.print(f"\n{one.name}: |cosine| {abs(one.gradient_cosine):.2e} with {n} probe(s) in {d:,} dimensions; "
+                          f"the theory's mean is {theory_cosine(d, n):.2e}", highlight=False)
+
+
+def _table(console, titles, lines):
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for title in titles:
+        table.add_column(title, justify="left" if title is titles[0] else "right", no_wrap=True)
+    for line in lines:
+        table.add_row(*line)
+    console.print()
+    console.print(table, highlight=False)
+
+
+def _differences(console, result, baseline, most=8):
+    """The names that make the difference, with their bytes at the two peaks."""
+    console.print(f"\n[bold]what makes the difference to {baseline}[/], bytes at the two peaks", highlight=False)
+    for name, row in result.items():
+        parts = [f"{tensor} {-size:+,}" for tensor, size in row["differs_in"].items()]
+        if parts:
+            console.print(f" {name}: {', '.join(parts[:most])}{', ...' if len(parts) > most else ''}", highlight=False)

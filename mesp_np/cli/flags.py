@@ -1,0 +1,131 @@
+"""Flags that several commands share.  Defaults stand in the config dataclasses, nowhere else."""
+
+import argparse
+import os
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+from mesp_np.checkpoint import adapter
+from mesp_np.checkpoint.folder import default_folder, load
+from mesp_np.config import CHOICES, PRESETS, ModelConfig, RunConfig
+from mesp_np.errors import UsageError, UserError
+from mesp_np.methods import METHODS
+from mesp_np.params import phantom_weights
+
+RUN_HELP = {
+    "method": f"one of {', '.join(METHODS)}",
+    "keep": "keep these names in a block instead of the method's own, as in x,mid",
+    "batch_size": "rows in a batch",
+    "seq": "tokens in a row, at most",
+    "rank": "LoRA rank",
+    "alpha": "LoRA alpha; the adapter's output is multiplied by alpha / rank",
+    "rslora": "multiply by alpha / sqrt(rank) instead",
+    "targets": "projections that get an adapter, as in q_proj,v_proj",
+    "trainable": "adapters, or every weight",
+    "loss": "rows[:C], vocab[:C] or full: how much of the logits exists at once",
+    "update": "update after the backward, or fused into it",
+    "optimizer": "adamw or sgd",
+    "weight_decay": "weight decay",
+    "clip": "largest global gradient norm; 0: no limit",
+    "grad_accumulation": "batches in a step",
+    "mezo_eps": "size of MeZO's perturbation",
+    "probes": "MeZO estimates averaged in a step",
+    "perturb": "MeZO reads copies, or perturbs in place as published",
+    "dtype": "what is computed in",
+    "threads": "worker threads (default: all cores)",
+    "seed": "decides adapters, order of the data, and MeZO's noise",
+}
+
+
+def add_config_flags(parser, config_class, help_texts):
+    """A flag for each field named in `help_texts`, with the field's own default."""
+    for field in fields(config_class):
+        if field.name in help_texts:
+            _add_flag(parser, field, help_texts[field.name])
+
+
+def _add_flag(parser, field, text):
+    flag, default = "--" + field.name.replace("_", "-"), field.default
+    if isinstance(default, bool):
+        parser.add_argument(flag, action="store_true", help=text)
+        return
+    kind = {tuple: _names}.get(type(default), type(default))
+    shown = ",".join(default) if isinstance(default, tuple) else default
+    choices = CHOICES.get(field.name)
+    suffix = f" (default: {shown})" if shown != "" and field.name != "threads" else ""
+    parser.add_argument(flag, type=kind, choices=choices and [c for c in choices if c != "none"], help=text + suffix,
+                        metavar=None if choices else field.name.upper().replace("_", "-"))
+
+
+def given(args, config_class):
+    """The fields of a config that were given on the command line."""
+    names = {field.name for field in fields(config_class)}
+    return {name: value for name, value in vars(args).items() if name in names and value not in (None, False)}
+
+
+def run_config(args, **defaults):
+    """RunConfig from the flags; `defaults` are a command's own, and an --adapter's settings go before both."""
+    settings = {"threads": cores()} | defaults | given(args, RunConfig)
+    if getattr(args, "adapter", None):
+        found = adapter.read_config(args.adapter)
+        own = {"rank": found.rank, "alpha": found.alpha, "targets": found.targets, "rslora": found.rslora}
+        clash = [name for name in own if name in given(args, RunConfig) and settings[name] != own[name]]
+        if clash:
+            raise UsageError(f"--{clash[0]} differs from that of {args.adapter}", "leave it out; the adapter decides")
+        settings |= own
+    if settings["threads"] > cores():
+        raise UsageError(f"--threads is {settings['threads']}", f"this machine has {cores()} cores")
+    return RunConfig(**settings)
+
+
+def cores():
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def add_model_flag(parser, presets=False):
+    """--model: a folder, or where no weights are needed a preset."""
+    kinds = "a folder in Hugging Face form" + (f", or one of {', '.join(PRESETS)}" if presets else "")
+    parser.add_argument("--model", help=f"{kinds} (default: the small model that comes along)")
+
+
+def checkpoint(args):
+    """The Checkpoint that --model names."""
+    if args.model in PRESETS:
+        raise UserError(f"--model {args.model} is a preset without weights", "name a folder, or use `mesp-np plan`")
+    return load(args.model or default_folder())
+
+
+def config_and_weights(args):
+    """(name, ModelConfig, stored arrays or phantoms) of a folder or a preset."""
+    if args.model in PRESETS:
+        config = PRESETS[args.model]
+        return args.model, config, phantom_weights(config)
+    folder = Path(args.model) if args.model else default_folder()
+    if not folder.exists():
+        raise UserError(f"--model {args.model}: no such folder or preset", f"presets are {', '.join(PRESETS)}")
+    if any(folder.glob("*.safetensors")):
+        found = load(folder)
+        return str(folder), found.config, found.weights
+    config = ModelConfig.from_folder(folder)
+    return str(folder), config, phantom_weights(config)
+
+
+def size(text):
+    """Bytes from `96MiB`, `1.5GB` or a plain number."""
+    match = re.fullmatch(r"([0-9.]+)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
+    try:
+        number, letter, binary = float(match[1]), match[2].upper(), match[3]
+    except (TypeError, ValueError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 96MiB, 1.5GB or a number of bytes") from None
+    return int(number * (1024 if binary else 1000) ** " KMGT".index(letter or " "))
+
+
+def _names(text):
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def with_method(run, name):
+    """The same run by another method, its own keep set."""
+    return replace(run, method=name, keep=())

@@ -1,0 +1,91 @@
+"""The exact bytes of one training step, without touching a weight.
+
+The step is run on arrays that have shapes and no memory, so what is printed is what a
+real step takes, event for event.
+"""
+
+import json
+
+from rich.console import Console
+from rich.table import Table
+
+from mesp_np.cli import flags
+from mesp_np.config import RunConfig
+from mesp_np.engine import plan_step
+from mesp_np.ledger import show_bytes
+
+
+def add_flags(parser):
+    flags.add_model_flag(parser, presets=True)
+    flags.add_config_flags(parser, RunConfig, flags.RUN_HELP)
+    parser.add_argument("--adapter", metavar="DIR", help="take rank, alpha and targets from this adapter")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args):
+    settings = flags.run_config(args)
+    name, config, weights = flags.config_and_weights(args)
+    plan = plan_step(config, settings, weights=weights)
+    result = describe(plan, name)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        report(result, weights, Console())
+
+
+def describe(plan, model):
+    """The plan as plain values, under the names of --json."""
+    ledger, flops = plan.ledger, plan.flops
+    return {"model": model, "method": plan.run.method, "keep": list(plan.run.keep), "batch": plan.shape[0],
+            "seq": plan.shape[1], "rank": plan.run.rank, "loss": plan.run.loss, "update": plan.run.update,
+            "optimizer": plan.run.optimizer, "dtype": plan.run.dtype, "threads": plan.run.threads,
+            "trainable_parameters": plan.trainable_parameters,
+            "live_peak_bytes": plan.live_peak_bytes, "extent_bytes": plan.extent_bytes,
+            "stage_peak_bytes": ledger.stage_peak_bytes(), "category_bytes_at_peak": ledger.category_bytes_at_peak(),
+            "at_peak": [tensor._asdict() for tensor in ledger.at_peak()],
+            "flops": {phase: flops.get(phase, 0) for phase in ("forward", "recompute", "backward", "update")},
+            "events": len(ledger.events)}
+
+
+def report(result, weights, console):
+    """For a person: totals, stages, categories, and the largest tensors at the peak."""
+    console.print(f"[bold]{result['model']}[/]  {result['method']}  batch {result['batch']} x {result['seq']}  "
+                  f"rank {result['rank']}  loss {result['loss']}  update {result['update']}  {result['optimizer']}  "
+                  f"{result['dtype']}  {result['threads']} threads", highlight=False)
+    totals = Table.grid(padding=(0, 2))
+    totals.add_row("live peak", show_bytes(result["live_peak_bytes"]))
+    totals.add_row("extent", show_bytes(result["extent_bytes"]) + ", what the arena takes")
+    totals.add_row("trained numbers", f"{result['trainable_parameters']:,}")
+    frozen = sum(array.nbytes for array in weights.values())
+    totals.add_row("weights in the file", show_bytes(frozen) + ", mapped and not counted")
+    totals.add_row("FLOPs", "  ".join(f"{phase} {count / 1e9:,.2f} G" for phase, count in result["flops"].items()))
+    totals.add_row("events", f"{result['events']:,}")
+    console.print(totals, highlight=False)
+    _bars(console, "stage", result["stage_peak_bytes"], result["live_peak_bytes"])
+    _bars(console, "at the peak", result["category_bytes_at_peak"], result["live_peak_bytes"])
+    _tensors(console, result["at_peak"])
+
+
+def _bars(console, title, sizes, whole, width=24):
+    table = Table(title=None, box=None, padding=(0, 2), header_style="bold")
+    table.add_column(title)
+    table.add_column("bytes", justify="right")
+    table.add_column("", min_width=width)
+    for name, size in sorted(sizes.items(), key=lambda item: -item[1]) if title != "stage" else sizes.items():
+        table.add_row(name, show_bytes(size), "█" * round(width * size / whole))
+    console.print()
+    console.print(table, highlight=False)
+
+
+def _tensors(console, tensors, count=12):
+    table = Table(box=None, padding=(0, 2), header_style="bold")
+    table.add_column("largest tensors at the peak")
+    table.add_column("bytes", justify="right")
+    table.add_column("category")
+    for tensor in tensors[:count]:
+        table.add_row(tensor["name"], f"{tensor['bytes']:,}", tensor["category"])
+    if len(tensors) > count:
+        rest = tensors[count:]
+        table.add_row(f"and {len(rest)} more", f"{sum(tensor['bytes'] for tensor in rest):,}", "")
+    console.print()
+    console.print(table, highlight=False)

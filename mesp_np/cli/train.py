@@ -1,0 +1,125 @@
+"""Fine-tune a model: LoRA adapters, or every weight, by any of the methods.
+
+Without flags it trains the small model that comes along on the verse that comes with it.
+RUN_DIR gets config.json, log.jsonl (a line a step), summary.json and adapter/.
+"""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from mesp_np.checkpoint.folder import default_folder
+from mesp_np.cli import flags
+from mesp_np.config import RunConfig
+from mesp_np.data import rows
+from mesp_np.data.batches import Batches
+from mesp_np.errors import UsageError
+from mesp_np.readout import make, perplexity
+from mesp_np.train import Run, TrainConfig
+
+EPOCHS = 4                       # when neither --iters nor --epochs is given
+PROMPT_WORDS = 8
+TRAIN_HELP = {
+    "iters": "steps",
+    "epochs": f"passes over the data, instead of --iters (default: {EPOCHS})",
+    "lr": "peak learning rate",
+    "schedule": "constant, linear or cosine, after the warm-up",
+    "warmup": "steps in which the rate grows to its peak",
+    "eval_every": "steps between validations; 0: only before and after",
+    "save_every": "steps between saved adapters; 0: only at the end",
+    "prompt": "text to continue before and after (default: how the first held-out row begins; \"\": none)",
+    "sample_tokens": "length of the continuation",
+}
+
+
+def add_flags(parser):
+    flags.add_model_flag(parser)
+    parser.add_argument("--data", metavar="PATH", help="a .txt or .jsonl file, or a folder with train.jsonl and perhaps "
+                        "valid.jsonl (default: the verse that comes along, with the default model)")
+    flags.add_config_flags(parser, RunConfig, flags.RUN_HELP)
+    flags.add_config_flags(parser, TrainConfig, TRAIN_HELP)
+    parser.set_defaults(iters=None, epochs=None, prompt=None)
+    parser.add_argument("--adapter", metavar="DIR", help="start from this adapter; rank, alpha and targets are its own")
+    parser.add_argument("--run-dir", metavar="DIR", help="a new folder for the results (default: runs/DATE-TIME)")
+    parser.add_argument("--memory-budget", type=flags.size, metavar="SIZE", help="refuse to take more, as in 96MiB")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object, and nothing else")
+
+
+def run(args):
+    settings = flags.run_config(args)
+    config = TrainConfig(**({"epochs": EPOCHS} if not args.iters else {}) | flags.given(args, TrainConfig))
+    checkpoint = flags.checkpoint(args)
+    train, valid = rows.load(_data(args), checkpoint.tokenizer, settings.seq, settings.seed)
+    batches = Batches(train, settings.batch_size, settings.seq, settings.seed)
+    if args.prompt is None:
+        config = replace(config, prompt=_opening(valid, checkpoint.tokenizer))
+    run_dir = Path(args.run_dir or time.strftime("runs/%Y%m%d-%H%M%S"))
+    console = Console(quiet=args.json)
+    with make(console, live=True) as readout:
+        _introduce(readout, checkpoint, settings, train, valid, batches)
+        summary = Run(checkpoint, settings, config, batches, _in_order(valid, settings), run_dir, readout).start(
+            args.adapter)
+    _conclude(console, summary, run_dir)
+    if args.json:
+        print(_summary_json(summary, run_dir))
+    return 130 if summary["interrupted"] else 0
+
+
+def _data(args):
+    """--data, or the verse beside the default model."""
+    if args.data:
+        return Path(args.data)
+    if args.model:
+        raise UsageError("--model without --data", "name a .txt or .jsonl file, or a folder with train.jsonl")
+    return default_folder() / "verse"
+
+
+def _opening(valid, tokenizer):
+    """How the first held-out row begins: a prompt that was not trained on."""
+    if not valid.items:
+        return ""
+    return " ".join(tokenizer.decode(valid.items[0].ids).split(" ")[:PROMPT_WORDS])
+
+
+def _in_order(valid, settings):
+    """All validation rows once, as batches."""
+    if not valid.items:
+        return []
+    batches = Batches(valid, settings.batch_size, settings.seq, settings.seed)
+    return [batches.batch(step) for step in range(batches.per_epoch)]
+
+
+def _introduce(readout, checkpoint, settings, train, valid, batches):
+    """What is about to be done, and what became of the data."""
+    for note in checkpoint.notes:
+        readout.message(f"{checkpoint.folder}: {note}")
+    c = checkpoint.config
+    readout.message(f"model {checkpoint.folder}: {c.num_hidden_layers} layers, width {c.hidden_size}, "
+                    f"vocabulary {c.vocab_size:,}")
+    for name, part in (("train", train), ("valid", valid)):
+        skipped = "".join(f", {len(where)} skipped ({reason})" for reason, where in part.skipped.items())
+        readout.message(f"{name}: {len(part.items):,} rows, {part.tokens:,} tokens, {part.trained_tokens:,} with a "
+                        f"target, {part.truncated} cut at {settings.seq}{skipped}")
+    readout.message(f"{batches.per_epoch} batches an epoch; end of text is {checkpoint.tokenizer.eos_name}")
+
+
+def _conclude(console, summary, run_dir):
+    before, after = summary["valid_loss_before"], summary["valid_loss_after"]
+    for key in ("sample_before", "sample_after"):
+        if summary[key]:
+            console.print(f"\n[bold]{key.replace('_', ' ')}[/]")
+            console.print(summary[key], markup=False, highlight=False)
+    console.print()
+    if before is not None:
+        console.print(f"valid loss {before:.4f} -> {after:.4f}, perplexity {perplexity(before):.2f} -> "
+                      f"{perplexity(after):.2f}", highlight=False)
+    state = "interrupted; what was trained so far is" if summary["interrupted"] else "done;"
+    console.print(f"{state} in {run_dir}", highlight=False)
+
+
+def _summary_json(summary, run_dir):
+    """The summary and where the run is, as one JSON object."""
+    return json.dumps(summary | {"run_dir": str(run_dir)})
