@@ -176,14 +176,13 @@ def _select_backward(team, dout, x, rows):
 
 
 def _loss(team, logits, labels):
-    losses = _made(cross_entropy.forward, team, len(labels), logits, labels)
-    return _made(cross_entropy.sum_losses, team, 1, losses)
+    return _made(cross_entropy.forward, team, len(labels), logits, labels)
 
 
 def _loss_backward(team, dout, logits, labels):
     dlogits = logits.copy()
-    cross_entropy.backward(team, dlogits, np.empty(len(labels)), labels, scale=dout[0])
-    return {"logits": dlogits}
+    cross_entropy.backward(team, dlogits, np.empty(len(labels)), labels, scale=1.0)
+    return {"logits": dlogits * dout[:, None]}
 
 
 def _loss_statistics(team, logits, labels, width):
@@ -197,14 +196,14 @@ def _loss_statistics(team, logits, labels, width):
 
 def _loss_tiles(team, logits, labels, width):
     losses, _ = _loss_statistics(team, logits, labels, width)
-    return _made(cross_entropy.sum_losses, team, 1, losses)
+    return losses
 
 
 def _loss_tiles_backward(team, dout, logits, labels, width):
     dlogits, (_, lse) = logits.copy(), _loss_statistics(team, logits, labels, width)
     for first in range(0, logits.shape[1], width):
-        cross_entropy.gradient_tile(team, dlogits[:, first:first + width], lse, labels, first, scale=dout[0])
-    return {"logits": dlogits}
+        cross_entropy.gradient_tile(team, dlogits[:, first:first + width], lse, labels, first, scale=1.0)
+    return {"logits": dlogits * dout[:, None]}
 
 
 def _normal(others=(), **shapes):

@@ -5,6 +5,8 @@ import pytest
 
 from mesp_np.gradcheck import equipped_team
 
+pytest.register_assert_rewrite("tests.op_checks")
+
 
 @pytest.fixture(scope="session", params=[np.float32, np.float64], ids=["float32", "float64"])
 def dtype(request):

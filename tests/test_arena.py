@@ -28,7 +28,9 @@ def test_alloc_and_free(capacity):
     x = arena.alloc("x", (3, 5), category="kept")
     assert (x.shape, x.dtype, x.nbytes, arena.ledger.live, arena.extent) == ((3, 5), np.float32, 60, 60, 64)
     arena.free(x)
+    source = line_here()
     alloc, free = arena.ledger.events
+    assert free.source.endswith(source) and alloc.source != free.source
     assert (alloc.verb, alloc.name, alloc.shape, alloc.dtype, alloc.bytes, alloc.category, alloc.live) == (
         "alloc", "x", (3, 5), "float32", 60, "kept", 60)
     assert (free.verb, free.name, free.live, arena.ledger.tensors()) == ("free", "x", 0, [])

@@ -35,7 +35,7 @@ def test_row_ranges_cover_every_row_once(monkeypatch, shape):
     out = np.zeros(shape)
 
     def kernel(out, start, stop):
-        assert start < stop and (stop - start) * shape[1] <= max(128, shape[1])
+        assert 0 <= start < stop <= shape[0] and (stop - start) * shape[1] <= max(128, shape[1])
         out[start:stop] += 1
 
     with Team(2) as team:

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.
 import argparse
 import os
 import sys
+import warnings
 
 from mesp_np import __version__
 from mesp_np.arena import ArenaFull
@@ -28,6 +29,7 @@ def main(argv=None):
         command.add_flags(own)
         own.set_defaults(run=command.run)
     args = parser.parse_args(argv)
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="mesp_np")   # overflows are told as a bad loss
     try:
         return args.run(args) or 0
     except UserError as error:

@@ -61,7 +61,8 @@ def _add_flag(parser, field, text):
 def given(args, config_class):
     """The fields of a config that were given on the command line."""
     names = {field.name for field in fields(config_class)}
-    return {name: value for name, value in vars(args).items() if name in names and value not in (None, False)}
+    return {name: value for name, value in vars(args).items()
+            if name in names and value is not None and value is not False}          # 0 was given, False was not
 
 
 def run_config(args, **defaults):

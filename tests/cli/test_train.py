@@ -1,0 +1,137 @@
+"""mesp-np train: what it writes, that it is repeatable, and that it stops well."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mesp_np.cli import main
+from mesp_np.engine import plan_step
+
+KEYS = {"step", "loss", "lr", "grad_norm", "trained_tokens", "live_peak_bytes", "extent_bytes", "seconds"}
+FAST = ["--seq", "32", "--batch-size", "2", "--rank", "2", "--threads", "1", "--sample-tokens", "5"]
+
+
+def train(model, data, run_dir, *flags):
+    return main(["train", "--model", model, "--data", data, "--run-dir", str(run_dir), *FAST, *flags])
+
+
+def log(run_dir):
+    return [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
+
+
+def test_run_folder(model, data, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert train(model, data, run, "--iters", "8", "--lr", "0.01", "--eval-every", "4", "--save-every", "3") == 0
+    lines = log(run)
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert all(KEYS <= set(line) for line in lines)
+    assert all(isinstance(line[key], int) for line in lines for key in ("live_peak_bytes", "extent_bytes"))
+    assert "valid_loss" in lines[3]
+    settings = json.loads((run / "config.json").read_text())
+    assert settings["rank"] == 2 and settings["iters"] == 8 and settings["method"] == "mesp-lean"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["valid_loss_after"] < summary["valid_loss_before"]
+    assert (run / "adapter" / "adapter_model.safetensors").exists()
+    assert {path.name for path in run.iterdir()} == {"adapter", "config.json", "log.jsonl", "summary.json"}
+    out = capsys.readouterr().out
+    assert "valid loss" in out and "sample after" in out
+
+
+def test_logged_bytes_are_the_plans(model, data, tmp_path):
+    from mesp_np import RunConfig, load
+    assert train(model, data, tmp_path / "run", "--iters", "3") == 0
+    checkpoint = load(model)
+    run = RunConfig(seq=32, batch_size=2, rank=2)
+    peaks = {plan_step(checkpoint.config, run, (2, T), checkpoint.weights).live_peak_bytes for T in (16, 32)}
+    assert {line["live_peak_bytes"] for line in log(tmp_path / "run")} <= peaks
+
+
+@pytest.mark.parametrize("flags", [[], ["--method", "mezo", "--optimizer", "sgd"], ["--grad-accumulation", "3"],
+                                   ["--update", "fused"]], ids=str)
+def test_same_seed_same_bytes(model, data, tmp_path, flags):
+    adapters = []
+    for name, threads in (("a", "1"), ("b", "2")):
+        assert train(model, data, tmp_path / name, "--iters", "4", *flags, "--threads", threads) == 0
+        adapters.append((tmp_path / name / "adapter" / "adapter_model.safetensors").read_bytes())
+    assert adapters[0] == adapters[1]
+
+
+def test_another_seed_other_bytes(model, data, tmp_path):
+    adapters = []
+    for seed in ("1", "2"):
+        train(model, data, tmp_path / seed, "--iters", "2", "--seed", seed)
+        adapters.append((tmp_path / seed / "adapter" / "adapter_model.safetensors").read_bytes())
+    assert adapters[0] != adapters[1]
+
+
+def test_start_from_an_adapter(model, data, tmp_path):
+    train(model, data, tmp_path / "a", "--iters", "6", "--lr", "0.01")
+    assert train(model, data, tmp_path / "b", "--iters", "2", "--adapter", str(tmp_path / "a" / "adapter")) == 0
+    after, before = (json.loads((tmp_path / name / "summary.json").read_text())[key] for name, key in
+                     (("a", "valid_loss_after"), ("b", "valid_loss_before")))
+    assert math.isclose(after, before, rel_tol=1e-6)
+
+
+def test_full_training_writes_a_model(model, data, tmp_path):
+    run = tmp_path / "run"
+    assert train(model, data, run, "--trainable", "full", "--iters", "2", "--method", "mebp") == 0
+    assert main(["plan", "--model", str(run / "model"), "--json"]) == 0
+
+
+def test_budget_that_is_too_small(model, data, tmp_path, capsys):
+    assert train(model, data, tmp_path / "run", "--iters", "2", "--memory-budget", "10KiB") == 1
+    assert "--memory-budget is 10,240 B" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_loss_that_is_not_a_number_stops_the_run(model, data, tmp_path, capsys):
+    assert train(model, data, tmp_path / "run", "--iters", "40", "--lr", "1e30", "--warmup", "0") == 1
+    assert "loss is" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "adapter").exists()
+
+
+@pytest.mark.parametrize("flags, code, words", [
+    (["--method", "magic"], 2, "choose from store"), (["--keep", "x,foo"], 2, "foo"), (["--loss", "rows:0"], 2, "--loss"),
+    (["--lr", "-1"], 2, "--lr"), (["--iters", "5", "--epochs", "2"], 2, "--iters or --epochs"),
+    (["--targets", "q_proj,z_proj"], 2, "z_proj"), (["--update", "fused", "--clip", "1"], 2, "fused"),
+    (["--threads", "999"], 2, "cores"), (["--rank", "0"], 2, "--rank"), (["--seed", "-1"], 2, "--seed"),
+    (["--data", "/nowhere.jsonl"], 1, "/nowhere.jsonl"), (["--model", "/nowhere"], 1, "/nowhere"),
+    (["--adapter", "/nowhere"], 1, "/nowhere"), (["--dtype", "float16"], 2, "float16"), (["--no-such-flag"], 2, "no-such"),
+], ids=str)
+def test_bad_input_is_one_clear_line(model, data, tmp_path, capsys, flags, code, words):
+    try:
+        got = train(model, data, tmp_path / "run", *flags)
+    except SystemExit as exit:                       # argparse
+        got = exit.code
+    error = capsys.readouterr().err.strip()
+    assert got == code and words in error.splitlines()[-1]
+    assert "Traceback" not in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_run_folder_in_use(model, data, tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("precious")
+    assert train(model, data, tmp_path / "run", "--iters", "2") == 1
+    assert "is not empty" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+def test_first_interrupt_finishes_the_step_and_saves(model, data, tmp_path):
+    run = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-m", "mesp_np", "train", "--model", model, "--data", data, "--run-dir",
+                                str(run), *FAST, "--iters", "100000", "--eval-every", "0"],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not (run / "log.jsonl").exists() or not log(run):
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in out and "Traceback" not in out
+    assert (run / "adapter" / "adapter_model.safetensors").exists()
+    assert json.loads((run / "summary.json").read_text())["steps"] == len(log(run))
