@@ -5,11 +5,11 @@ layouts: transformers 4 (rope_theta, torch_dtype at the top) and 5 (rope_paramet
 RunConfig is the only place where a default stands; the command line reads them here.
 """
 
-import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from mesp_np.errors import UsageError, UserError
+from mesp_np.json_file import read_object
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -69,19 +69,13 @@ class ModelConfig:
     def from_folder(cls, folder):
         """Read and check config.json.  Raises UserError naming the file and the key."""
         path = Path(folder) / "config.json"
-        try:
-            raw = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(f"{path}: not found", "name a folder in Hugging Face form, or a preset for `plan`") from None
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: cannot be read as JSON ({error})", "download the folder again") from None
-        return cls.from_json(raw, str(path))
+        if not path.exists():
+            raise UserError(f"{path}: not found", "name a folder in Hugging Face form (for `plan` also a preset)")
+        return cls.from_json(read_object(path), str(path))
 
     @classmethod
     def from_json(cls, raw, where="config.json"):
         """Build from the object in config.json.  Raises UserError for what is not computed exactly."""
-        if not isinstance(raw, dict):
-            raise UserError(f"{where}: holds no JSON object", "download the folder again")
         _refuse_what_differs(raw, where)
         sizes = {key: _positive_int(raw, key, where) for key in
                  ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
@@ -94,8 +88,8 @@ class ModelConfig:
             raise UserError(f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads "
                             f"{sizes['num_key_value_heads']}, or head_dim {sizes['head_dim']} is odd",
                             "such a model cannot be computed")
-        return cls(**sizes, rms_norm_eps=_positive_float(raw, "rms_norm_eps", where), rope_theta=_rope_theta(raw, where),
-                   tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)))
+        return cls(**sizes, rms_norm_eps=_positive_float(raw, "rms_norm_eps", where),
+                   rope_theta=_rope_theta(raw, where), tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)))
 
     def to_json(self):
         """The object of a config.json that transformers 4 and 5 both read."""
@@ -201,7 +195,8 @@ class RunConfig:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", "it must be a positive number")
         unknown = [name for name in self.targets if name not in PROJECTIONS]
         if unknown or not self.targets:
-            raise UsageError(f"--targets names {', '.join(unknown) or 'nothing'}", f"choose from {', '.join(PROJECTIONS)}")
+            raise UsageError(f"--targets names {', '.join(unknown) or 'nothing'}",
+                             f"choose from {', '.join(PROJECTIONS)}")
         if self.update == "fused" and (self.clip or self.grad_accumulation > 1):
             raise UsageError("--update fused cannot go with --clip or --grad-accumulation",
                              "both need all gradients before the first update")

@@ -6,9 +6,9 @@ asks for names.  A name that was kept is there; another is rebuilt by its recipe
 is the forward's own call on the same shapes, so the bits are the same.
 """
 
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Callable
 
 from mesp_np.arena import ArenaLeak
 from mesp_np.ledger import show_bytes

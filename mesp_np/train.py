@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from mesp_np.checkpoint import adapter, folder
-from mesp_np.checkpoint.json_file import write_object
 from mesp_np.config import RunConfig
 from mesp_np.engine import Engine, plan_loss, plan_step
 from mesp_np.errors import UsageError, UserError
 from mesp_np.generate import Generator, generate
+from mesp_np.json_file import write_object
 from mesp_np.ledger import show_bytes
 from mesp_np.optim import learning_rate
 from mesp_np.readout import perplexity

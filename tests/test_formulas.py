@@ -40,9 +40,9 @@ def closed_form(config, run):
 @pytest.mark.parametrize("method", methods.METHODS)
 @pytest.mark.parametrize("preset", ["tiny", "qwen2.5-0.5b", "qwen2.5-3b"])
 @pytest.mark.parametrize("changes", [
-    dict(batch_size=1, seq=256), dict(batch_size=1, seq=1024, loss="vocab:2048"), dict(batch_size=2, seq=200, threads=2),
-    dict(batch_size=3, seq=67, rank=32, loss="full"), dict(batch_size=1, seq=128, rank=64, optimizer="adamw"),
-    dict(batch_size=1, seq=31, dtype="float64", loss="rows:1"),
+    dict(batch_size=1, seq=256), dict(batch_size=1, seq=1024, loss="vocab:2048"),
+    dict(batch_size=2, seq=200, threads=2), dict(batch_size=3, seq=67, rank=32, loss="full"),
+    dict(batch_size=1, seq=128, rank=64, optimizer="adamw"), dict(batch_size=1, seq=31, dtype="float64", loss="rows:1"),
 ], ids=str)
 def test_live_peak(method, preset, changes):
     run = small.run_config(method=method, **({"loss": "rows:8"} | changes))

@@ -10,7 +10,7 @@ import pytest
 from numba import njit
 from rich.console import Console
 
-from mesp_np import readout
+from mesp_np import glyphs, readout
 from mesp_np.arena import phantom
 from mesp_np.config import PRESETS, RunConfig
 from mesp_np.engine import Engine
@@ -324,16 +324,16 @@ def test_where(name, stage, expected):
 
 @pytest.mark.parametrize("seconds, expected", [(-3, "0:00"), (125.4, "2:05"), (3599.7, "1:00:00"), (3725, "1:02:05")])
 def test_clock(seconds, expected):
-    assert readout.clock(seconds) == expected
+    assert glyphs.clock(seconds) == expected
 
 
 def test_chart_spans_its_rows():
-    assert readout.chart([0, 15], 2) == [" █", "▁█"]
-    assert readout.chart([5, 5], 1) == ["▁▁"]
-    assert readout.chart([0, 7, 8, 15], 2) == ["  ▁█", "▁███"]
+    assert glyphs.chart([0, 15], 2) == [" █", "▁█"]
+    assert glyphs.chart([5, 5], 1) == ["▁▁"]
+    assert glyphs.chart([0, 7, 8, 15], 2) == ["  ▁█", "▁███"]
 
 
 def test_labels_move_left_of_a_near_neighbour():
     stages = [("forward", 0, 20), ("loss", 20, 22), ("backward", 22, 40), ("update", 40, 42)]
-    assert str(readout.labels(stages)) == "forward          loss backward     update"
-    assert str(readout.labels([("forward", 0, 3), ("loss", 3, 4)])) == ""
+    assert str(glyphs.labels(stages)) == "forward          loss backward     update"
+    assert str(glyphs.labels([("forward", 0, 3), ("loss", 3, 4)])) == ""

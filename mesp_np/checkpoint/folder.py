@@ -18,10 +18,10 @@ import numpy as np
 
 from mesp_np.checkpoint import safetensors_file
 from mesp_np.checkpoint.atomic import new_folder
-from mesp_np.checkpoint.json_file import read_object, write_object
 from mesp_np.checkpoint.tokenizer import Tokenizer
 from mesp_np.config import ModelConfig
 from mesp_np.errors import UserError, refuse
+from mesp_np.json_file import read_object, write_object
 from mesp_np.ops.quant import BF16
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import tokenizers
 
-from mesp_np.checkpoint.json_file import read_object
 from mesp_np.errors import UserError
+from mesp_np.json_file import read_object
 
 
 class Tokenizer:

@@ -79,8 +79,8 @@ def _report(console, result, contenders, baseline, settings):
     for one in contenders:
         if not one.engine.method.exact:
             d, n = one.plan.trainable_parameters, one.engine.run.probes
-            console.print(f"\n{one.name}: |cosine| {abs(one.gradient_cosine):.2e} with {n} probe(s) in {d:,} dimensions; "
-                          f"the theory's mean is {theory_cosine(d, n):.2e}", highlight=False)
+            console.print(f"\n{one.name}: |cosine| {abs(one.gradient_cosine):.2e}, {n} probe(s) in {d:,} dimensions;"
+                          f" the theory's mean is {theory_cosine(d, n):.2e}", highlight=False)
 
 
 def _table(console, titles, lines):

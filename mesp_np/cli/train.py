@@ -37,8 +37,8 @@ TRAIN_HELP = {
 
 def add_flags(parser):
     flags.add_model_flag(parser)
-    parser.add_argument("--data", metavar="PATH", help="a .txt or .jsonl file, or a folder with train.jsonl and perhaps "
-                        "valid.jsonl (default: the verse that comes along, with the default model)")
+    parser.add_argument("--data", metavar="PATH", help="a .txt or .jsonl file, or a folder with train.jsonl and "
+                        "perhaps valid.jsonl (default: the verse that comes along, with the default model)")
     flags.add_config_flags(parser, RunConfig, flags.RUN_HELP)
     flags.add_config_flags(parser, TrainConfig, TRAIN_HELP)
     parser.set_defaults(iters=None, epochs=None, prompt=None)

@@ -110,8 +110,8 @@ def test_show_lists_every_op(capsys):
 def test_every_op_derivation_has_its_parts():
     for name in show_command.OPS:
         text = show_command.find(name).__doc__
-        for part in ("Shapes", "Source") if name in ("quant", "noise", "optim_steps") else ("Shapes", "Forward", "Backward"):
-            assert part in text, (name, part)
+        parts = ("Source",) if name in ("quant", "noise", "optim_steps") else ("Forward", "Backward")
+        assert all(part in text for part in ("Shapes", *parts)), name
 
 
 def test_generate_is_greedy_and_repeatable(model, capsys):

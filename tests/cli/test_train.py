@@ -96,12 +96,14 @@ def test_loss_that_is_not_a_number_stops_the_run(model, data, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("flags, code, words", [
-    (["--method", "magic"], 2, "choose from store"), (["--keep", "x,foo"], 2, "foo"), (["--loss", "rows:0"], 2, "--loss"),
+    (["--method", "magic"], 2, "choose from store"), (["--keep", "x,foo"], 2, "foo"),
+    (["--loss", "rows:0"], 2, "--loss"), (["--warmup", "-1"], 2, "--warmup"), (["--betas"], 2, "--betas"),
     (["--lr", "-1"], 2, "--lr"), (["--iters", "5", "--epochs", "2"], 2, "--iters or --epochs"),
     (["--targets", "q_proj,z_proj"], 2, "z_proj"), (["--update", "fused", "--clip", "1"], 2, "fused"),
     (["--threads", "999"], 2, "cores"), (["--rank", "0"], 2, "--rank"), (["--seed", "-1"], 2, "--seed"),
     (["--data", "/nowhere.jsonl"], 1, "/nowhere.jsonl"), (["--model", "/nowhere"], 1, "/nowhere"),
-    (["--adapter", "/nowhere"], 1, "/nowhere"), (["--dtype", "float16"], 2, "float16"), (["--no-such-flag"], 2, "no-such"),
+    (["--adapter", "/nowhere"], 1, "/nowhere"), (["--dtype", "float16"], 2, "float16"),
+    (["--no-such-flag"], 2, "no-such"),
 ], ids=str)
 def test_bad_input_is_one_clear_line(model, data, tmp_path, capsys, flags, code, words):
     try:
