@@ -113,11 +113,12 @@ class Arena:
     def rename(self, array, name, category=None):
         """Say that an array now holds something else: an op wrote over its input."""
         block = self._block(array)
-        was, block.name = block.name, self._full_name(name)
+        was, new = block.name, self._full_name(name)
+        if new != was and new in self._names:
+            raise ArenaError(f"{was} cannot be renamed {new}: that name is taken")
         self._names.remove(was)
-        if block.name in self._names:
-            raise ArenaError(f"{block.name} is already allocated")
-        self._names.add(block.name)
+        self._names.add(new)
+        block.name = new
         block.category = category or block.category
         block.source = _caller()
         self._record("rename", block, was)
@@ -231,4 +232,4 @@ def _is_plumbing(file):
 
 @cache
 def _short(file):
-    return file.removeprefix(PACKAGE).lstrip("/")
+    return str(Path(file).relative_to(PACKAGE)) if file.startswith(PACKAGE) else Path(file).name

@@ -69,6 +69,7 @@ class Engine:
         """One update from a window of batches (gradient accumulation); returns a StepResult.
 
         The loss is the mean over all trained tokens of the window, whatever batch they are in.
+        An engine whose step raised (ArenaFull, an interrupt) is spent: its arena is as it was then.
         """
         self.arena.ledger.restart()
         self.arena.stage("forward")
@@ -96,16 +97,19 @@ class Engine:
     def gradients(self, batch):
         """Parameter name -> copy of the gradient of the batch's mean loss (MeZO: its estimate)."""
         self.arena.ledger.restart()
-        tokens = batch.trained_tokens
+        copies, tokens = {}, batch.trained_tokens
+
+        def collect(parameters):
+            copies.update({p.name: p.grad.copy() for p in parameters})
+            self._drop_gradients(parameters)
+
         if self.method.exact:
-            self._accumulate(batch, 1.0 / tokens)
-            copies = {p.name: p.grad.copy() for p in self.parameters}
-            self._drop_gradients()
-            return copies
-        copies = {}
-        derivatives, _ = mezo.projections(self, [batch], tokens)
-        mezo.estimate(self, derivatives, lambda p, grad: copies.update({p.name: grad.copy()}))
-        return copies
+            self._accumulate(batch, 1.0 / tokens, collect)
+            collect([p for p in self.parameters if p.grad is not None])
+        else:
+            derivatives, _ = mezo.projections(self, [batch], tokens)
+            mezo.estimate(self, derivatives, lambda p, grad: copies.update({p.name: grad.copy()}))
+        return {p.name: copies[p.name] for p in self.parameters}
 
     def make_gradients(self, parameters):
         """Zeroed gradients for those that have none yet in this window."""
@@ -117,32 +121,33 @@ class Engine:
     def _exact_step(self, window, rate, tokens, squares):
         def update_layer(parameters):
             self.arena.stage("update")
-            for p in parameters:
-                add_squares(self.team, squares, p.grad)
-                self._update(p, p.grad, rate, 1.0)
-            self._drop_gradients(parameters)
+            self._update(parameters, rate, squares)
             self.arena.stage("backward")
 
-        fused = self.run.update == "fused"
-        total = sum(self._accumulate(batch, 1.0 / tokens, update_layer if fused else None) for batch in window)
+        at_once = update_layer if self.run.update == "fused" else None
+        total = sum(self._accumulate(batch, 1.0 / tokens, at_once) for batch in window)
         self.arena.stage("update")
-        with self.team.counting("update"):
-            left = [p for p in self.parameters if p.grad is not None]
-            for p in left:
-                add_squares(self.team, squares, p.grad)
-            clip = clip_factor(float(np.sqrt(squares[0])), self.run.clip)
-            for p in left:
-                self._update(p, p.grad, rate, clip)
-            self._drop_gradients(left)
+        self._update([p for p in self.parameters if p.grad is not None], rate, squares)
         return total / tokens
 
+    def _update(self, parameters, rate, squares):
+        """Add to the squared norm, move the parameters, and drop their gradients."""
+        with self.team.counting("update"):
+            for p in parameters:
+                add_squares(self.team, squares, p.grad)
+            clip = clip_factor(squares, self.run.clip)
+            for p in parameters:
+                self.optimizer.step(p, p.grad, rate, self.steps, clip)
+            self._drop_gradients(parameters)
+
     def _mezo_step(self, window, rate, tokens, squares):
+        """As the exact step, but a tensor's gradient exists only while it is visited."""
         derivatives, loss = mezo.projections(self, window, tokens)
         self.arena.stage("update")
         with self.team.counting("update"):
             mezo.estimate(self, derivatives, lambda p, grad: add_squares(self.team, squares, grad))
-            clip = clip_factor(float(np.sqrt(squares[0])), self.run.clip)
-            mezo.estimate(self, derivatives, lambda p, grad: self._update(p, grad, rate, clip))
+            clip = clip_factor(squares, self.run.clip)
+            mezo.estimate(self, derivatives, lambda p, grad: self.optimizer.step(p, grad, rate, self.steps, clip))
         return loss
 
     def _accumulate(self, batch, scale, update=None):
@@ -150,12 +155,8 @@ class Engine:
             backprop.gradients(self, inputs, scale, update)
             return self.model.sum_losses(inputs)
 
-    def _update(self, parameter, grad, rate, clip):
-        with self.team.counting("update"):
-            self.optimizer.step(parameter, grad, rate, self.steps, clip)
-
-    def _drop_gradients(self, parameters=None):
-        for p in self.parameters if parameters is None else parameters:
+    def _drop_gradients(self, parameters):
+        for p in parameters:
             self.arena.free(p.grad)
             p.grad = None
 

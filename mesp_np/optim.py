@@ -34,9 +34,9 @@ class Optimizer:
                               run.adam_eps, run.weight_decay, step, clip)
 
 
-def clip_factor(norm, limit):
-    """What to multiply the gradients by so that their global norm is at most `limit` (0: no limit)."""
-    return float(np.minimum(1.0, limit / (norm + 1e-6))) if limit else 1.0
+def clip_factor(squares, limit):
+    """The factor on gradients that brings a global norm of sqrt(squares[0]) down to `limit` (0: no limit)."""
+    return float(np.minimum(1.0, limit / (np.sqrt(squares[0]) + 1e-6))) if limit else 1.0
 
 
 def learning_rate(step, steps, peak, schedule="constant", warmup=0):

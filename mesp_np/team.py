@@ -56,8 +56,10 @@ class Team:
     def counting(self, phase):
         """Count the work inside as `phase`."""
         before, self.phase = self.phase, phase
-        yield
-        self.phase = before
+        try:
+            yield
+        finally:
+            self.phase = before
 
     def run(self, out, tiles, task, flops):
         """task(worker, tile) for every tile in range(tiles), unless `out` is a phantom.

@@ -1,14 +1,14 @@
 """Seconds and bytes of a step: this engine beside PyTorch + transformers + PEFT, in one run.
 
-    pip install torch transformers peft                   (only this script needs them)
+    pip install torch==2.13.0 transformers==5.24.0 peft==0.21.2          (only tools need them)
     python tools/benchmark.py --preset qwen2.5-0.5b --seq 256 --rounds 7
 
-All contenders compute the same step: LoRA on all seven projections, SGD, float32, the same weights, adapters and
-tokens, the same number of threads, and the global gradient norm that trainers report. So their first losses and
-gradient norms must agree to 1e-3, or nothing is reported. Weights are random; time does not depend on them.
+All contenders compute the same step: LoRA on all seven projections, SGD, float32, the same weights, adapters, tokens
+and number of threads, and the global gradient norm. So their first losses and gradient norms must agree to 1e-3, or
+nothing is reported. Weights are random; time does not depend on them.
 
-Each contender has a process of its own, which is blocked on a pipe while another works; rounds go through all of
-them in turn, so that a slow moment of the machine meets all. The first two steps of each are not timed.
+Each contender has a process of its own, blocked on a pipe while another works. Rounds go through all of them in turn,
+so that a slow moment of the machine meets all. The first two steps of each are not timed.
 
 PyTorch   forms whole logits, as transformers does when it is given labels. Its memory is the growth of the resident
           set over a step, up to the high-water mark (Linux only), after the C library gave back what was free.
@@ -22,11 +22,12 @@ import ctypes
 import gc
 import multiprocessing
 import re
-import statistics
 import sys
 import time
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from zlib import crc32
 
 import numpy as np
@@ -36,9 +37,9 @@ from mesp_np.cli.flags import cores
 from mesp_np.methods import METHODS
 from mesp_np.ops.quant import round_bf16
 
-STORED = {"f32": lambda weight: weight, "bf16": round_bf16}
-EXACT = [name for name, method in METHODS.items() if method.exact]
-RATE = 1e-6                      # small, so that every round does the same work on the same numbers
+METHOD_NAMES = [method.name for method in METHODS.values() if method.exact]
+STORED = {"f32": np.asarray, "bf16": round_bf16}
+RATE = 1e-6                      # small, so that every round meets the same numbers
 TOLERANCE = 1e-3
 BASELINE = "PyTorch, checkpointing"
 
@@ -52,27 +53,21 @@ def draw(seed, name, shape):
     return (round_bf16(noise).astype(np.uint32) << 16).view(np.float32)
 
 
-def draw_batch(args):
-    """ids and labels (1, T): the next token, none after the last."""
-    ids = np.random.default_rng(args.seed).integers(PRESETS[args.preset].vocab_size, size=(1, args.seq))
-    return ids, np.append(ids[:, 1:], [[-100]], axis=1)
-
-
-# The contenders
+def draw_ids(config, run):
+    """(1, T) random tokens."""
+    return np.random.default_rng(run.seed).integers(config.vocab_size, size=(1, run.seq))
 
 
 class Ours:
-    """This engine with one method and one stored form of the weights."""
+    """This engine; `store` turns float32 weights into their stored form."""
 
-    def __init__(self, args, method, stored):
-        config = PRESETS[args.preset]
-        run = RunConfig(method=method, loss=args.loss, batch_size=1, seq=args.seq, optimizer="sgd", weight_decay=0.0,
-                        threads=args.threads)
-        weights = {name: STORED[stored](draw(args.seed, name, shape)) for name, shape in config.weight_shapes().items()}
+    def __init__(self, config, run, store):
+        weights = {name: store(draw(run.seed, name, shape)) for name, shape in config.weight_shapes().items()}
         self.engine = Engine(config, weights, run, plan_step(config, run, weights=weights).extent_bytes)
         for p in self.engine.parameters:
-            p.value[:] = draw(args.seed, p.name, p.value.shape)
-        self.batch = Batch.of(*draw_batch(args))
+            p.value[:] = draw(run.seed, p.name, p.value.shape)
+        ids = draw_ids(config, run)
+        self.batch = Batch.of(ids, np.append(ids[:, 1:], [[-100]], axis=1))
 
     def step(self):
         """(loss, gradient norm)"""
@@ -85,32 +80,31 @@ class Ours:
 
 
 class PyTorch:
-    """transformers + PEFT, in the only process that imports them."""
+    """transformers + PEFT, in the only processes that import them."""
 
-    def __init__(self, args, checkpointing):
+    def __init__(self, config, run, checkpointing):
         import torch
         from peft import LoraConfig, get_peft_model
         from transformers import Qwen2Config, Qwen2ForCausalLM
-        torch.set_num_threads(args.threads)
-        model = Qwen2ForCausalLM(Qwen2Config(**PRESETS[args.preset].to_json())).float()
-        for name, p in model.named_parameters():
-            p.data.numpy()[:] = draw(args.seed, name, p.shape)
-        run = RunConfig()
+        torch.set_num_threads(run.threads)
+        base = Qwen2ForCausalLM(Qwen2Config(**config.to_json())).float()
+        for name, p in base.named_parameters():
+            p.data.numpy()[:] = draw(run.seed, name, p.shape)
         lora = LoraConfig(r=run.rank, lora_alpha=run.alpha, target_modules=list(run.targets), lora_dropout=0.0)
-        self.model = get_peft_model(model, lora).train()
+        self.model = get_peft_model(base, lora).train()
         if checkpointing:
-            model.activation_checkpointing_enable()
+            base.activation_checkpointing_enable()
         adapters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         for name, p in adapters.items():
-            name = name.removeprefix("base_model.model.model.").removesuffix(".default.weight")
-            p.data.numpy()[:] = draw(args.seed, name, p.shape)
+            ours = name.removeprefix("base_model.model.model.").removesuffix(".default.weight")
+            p.data.numpy()[:] = draw(run.seed, ours, p.shape)
         self.adapters = list(adapters.values())
         self.optimizer = torch.optim.SGD(self.adapters, lr=RATE)
-        self.ids = torch.from_numpy(draw_batch(args)[0])
+        self.ids = torch.from_numpy(draw_ids(config, run))
 
     def step(self):
         """(loss, gradient norm)"""
-        loss = self.model(input_ids=self.ids, labels=self.ids, use_cache=False).loss      # transformers shifts labels
+        loss = self.model(input_ids=self.ids, labels=self.ids, use_cache=False).loss       # transformers shifts labels
         loss.backward()
         norm = sum(p.grad.square().sum() for p in self.adapters) ** 0.5
         self.optimizer.step()
@@ -118,79 +112,72 @@ class PyTorch:
         return loss.item(), norm.item()
 
     def peak_bytes(self):
-        """High-water mark of one more step above what was resident before it, and the adapters; None if not known."""
+        """The resident set's growth over one more step, and the adapters; NaN where the system does not tell."""
         try:
             gc.collect()
             ctypes.CDLL(None).malloc_trim(0)
-            Path("/proc/self/clear_refs").write_text("5")
-            before = resident_bytes("VmRSS")
-            self.step()
-            return resident_bytes("VmHWM") - before + sum(p.nbytes for p in self.adapters)
+            Path("/proc/self/clear_refs").write_text("5")       # the high-water mark starts anew
         except (AttributeError, OSError):
-            return None
+            return float("nan")
+        before = resident_bytes("VmRSS")
+        self.step()
+        return resident_bytes("VmHWM") - before + sum(p.nbytes for p in self.adapters)
 
 
 def resident_bytes(field):
-    """A size in kB in this process's status, in bytes."""
+    """One of this process's sizes, which Linux states in kB."""
     return 1024 * int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 
 
-# Their processes
-
-
 class Worker:
-    """A contender in a process of its own, which does one thing at a time, when asked."""
+    """A contender in a process of its own."""
 
     def __init__(self, contender, *args):
         context = multiprocessing.get_context("spawn")
-        self.pipe, end = context.Pipe()
-        context.Process(target=serve, args=(end, contender, *args), daemon=True).start()
-        end.close()
+        self.pipe, theirs = context.Pipe()
+        context.Process(target=serve, args=(theirs, contender, *args), daemon=True).start()
+        theirs.close()
         self.pipe.recv()
 
     def ask(self, method):
-        """(what the contender's method returned, seconds it took)"""
+        """(what the contender's method returned, the seconds it took)"""
         self.pipe.send(method)
         return self.pipe.recv()
 
 
 def serve(pipe, contender, *args):
-    """Make a contender and answer for it, until the other end of the pipe is gone."""
+    """Make a contender and call the methods asked for, until the pipe is closed."""
     made = contender(*args)
     pipe.send("ready")
-    while True:
-        method = pipe.recv()
-        began = time.perf_counter()
-        answer = getattr(made, method)()
-        pipe.send((answer, time.perf_counter() - began))
+    with suppress(EOFError):
+        while True:
+            method = getattr(made, pipe.recv())
+            began = time.perf_counter()
+            answer = method()
+            pipe.send((answer, time.perf_counter() - began))
 
 
 def start(args):
-    """{name: Worker}, made one after another."""
-    specs = {BASELINE: (PyTorch, args, True), "PyTorch": (PyTorch, args, False)}
-    specs |= {f"{method}, {stored}": (Ours, args, method, stored) for method in args.methods for stored in args.stored}
-    workers = {}
-    for name, spec in specs.items():
-        print(f"loading {name}", file=sys.stderr)
-        workers[name] = Worker(*spec)
-    return workers
-
-
-# The measurement
+    """Name of a contender -> its Worker."""
+    config = PRESETS[args.preset]
+    runs = [RunConfig(method=method, loss=args.loss, batch_size=1, seq=args.seq, optimizer="sgd", weight_decay=0.0,
+                      threads=args.threads, seed=args.seed) for method in args.methods]
+    specs = {BASELINE: (PyTorch, config, runs[0], True), "PyTorch": (PyTorch, config, runs[0], False)}
+    specs |= {f"{run.method}, {stored}": (Ours, config, run, STORED[stored]) for run in runs for stored in args.stored}
+    return {name: Worker(*spec) for name, spec in specs.items()}
 
 
 def check(answers):
-    """The largest relative difference of losses and gradient norms from PyTorch's; refuses a large one."""
+    """The largest relative difference of a loss or gradient norm from the first contender's; exits if it is large."""
     values = np.array(list(answers.values()))
     worst = np.abs(values / values[0] - 1).max()
     if not worst < TOLERANCE:
-        raise SystemExit("contenders do not compute the same: " + "; ".join(
-            f"{name}: loss {loss:.6f}, gradient norm {norm:.6f}" for name, (loss, norm) in answers.items()))
+        raise SystemExit(f"the contenders compute different things: (loss, gradient norm) are {answers}")
     return worst
 
 
 def measure(workers, rounds):
-    """{name: [seconds of each round]}"""
+    """Name of a contender -> seconds of each of its steps."""
     seconds = {name: [] for name in workers}
     for turn in range(rounds):
         print(f"round {turn + 1} of {rounds}", file=sys.stderr)
@@ -200,22 +187,16 @@ def measure(workers, rounds):
 
 
 def report(seconds, peaks):
-    """The table; each time is followed by its ratio to PyTorch with checkpointing."""
-    medians, least = ({name: pick(times) for name, times in seconds.items()} for pick in (statistics.median, min))
+    """The table; each time is followed by its ratio to PyTorch's with checkpointing."""
     print(f"{'':24}{'median s':>10}{'ratio':>7}{'min s':>10}{'ratio':>7}{'peak MiB':>11}")
     for name, peak in peaks.items():
-        times = "".join(f"{side[name]:10.4f}{side[name] / side[BASELINE]:7.2f}" for side in (medians, least))
-        print(f"{name:24}{times}{'unknown' if peak is None else f'{peak / 2**20:,.1f}':>11}")
+        pairs = [(pick(seconds[name]), pick(seconds[BASELINE])) for pick in (median, min)]
+        times = "".join(f"{own:10.4f}{own / base:7.2f}" for own, base in pairs)
+        print(f"{name:24}{times}{peak / 2**20:11,.1f}")
 
 
-def names_from(allowed):
-    """An argparse type: names of `allowed`, joined by commas."""
-    def parse(text):
-        names = text.split(",")
-        if not set(names) <= set(allowed):
-            raise argparse.ArgumentTypeError(f"choose from {','.join(allowed)}")
-        return names
-    return parse
+def names(text):
+    return text.split(",")
 
 
 def main():
@@ -224,20 +205,22 @@ def main():
     parser.add_argument("--seq", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each contender")
     parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--methods", type=names_from(EXACT), default="mesp-lean,mebp", help=",".join(EXACT))
-    parser.add_argument("--stored", type=names_from(STORED), default="bf16,f32", help="forms of our weights")
-    parser.add_argument("--loss", default=RunConfig.loss, help="how much of our logits exists at once")
+    parser.add_argument("--methods", type=names, default="mesp-lean,mebp", help=f"from {','.join(METHOD_NAMES)}")
+    parser.add_argument("--stored", type=names, default="bf16,f32", help=f"from {','.join(STORED)}")
+    parser.add_argument("--loss", default=RunConfig.loss, help="rows[:C], vocab[:C] or full, for ours")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    if unknown := {*args.methods, *args.stored} - {*METHOD_NAMES, *STORED}:
+        parser.error(f"unknown: {', '.join(unknown)}")
     workers = start(args)
     answers = {name: worker.ask("step")[0] for name, worker in workers.items()}
     worst = check(answers)
     peaks = {name: worker.ask("peak_bytes")[0] for name, worker in workers.items()}
     seconds = measure(workers, args.rounds)
-    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft", "numpy", "numba"))
+    print(", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft", "numpy", "numba")))
+    print(f"{args.preset}, batch 1 x {args.seq}, {args.threads} threads, loss {args.loss}, {args.rounds} rounds")
     loss, norm = answers[BASELINE]
-    print(f"{args.preset}, B=1 T={args.seq}, {args.threads} threads, {args.rounds} rounds, loss {args.loss}; {packages}")
-    print(f"first loss {loss:.6f}, gradient norm {norm:.6f}; largest relative difference {worst:.1e}")
+    print(f"loss {loss:.6f}, gradient norm {norm:.6f}, largest relative difference {worst:.1e}")
     report(seconds, peaks)
 
 

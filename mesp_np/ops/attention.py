@@ -91,6 +91,7 @@ def forward(team, ctx, q, k, v, shape, scratch):
     """
     B, H, T, S = shape
     expect(q.shape, ctx=ctx)
+    _expect_room(scratch, team.threads, forward_scratch(T, S))
     q, k, v = _heads(shape, q, k, v)
     ctx4 = ctx.reshape(q.shape, copy=False)
 
@@ -119,6 +120,7 @@ def backward(team, dq, dk, dv, dctx, q, k, v, p, shape, scratch):
     q, k, v = _heads(shape, q, k, v)
     dctx4 = dctx.reshape(q.shape, copy=False)
     K, E = k.shape[2:]
+    _expect_room(scratch, team.threads, backward_scratch(T, S, E))
     alpha = _alpha(q)
 
     def one_tile(scratch, b, h, g, rows, seen):
@@ -160,6 +162,11 @@ def _heads(shape, q, k, v):
         raise ShapeError(f"q {q.shape} and k {k.shape} do not fit B, H, T, S = {shape}")
     expect(k.shape, v=v)
     return (q.reshape(B, T, H, E, copy=False), k.reshape(B, S, K, E, copy=False), v.reshape(B, S, K, E, copy=False))
+
+
+def _expect_room(scratch, threads, size):
+    if scratch.shape[0] < threads or scratch.shape[1] < size:
+        raise ShapeError(f"scratch has shape {scratch.shape}, at least {(threads, size)} is needed")
 
 
 def _group(h, q, k):
