@@ -7,14 +7,17 @@ All contenders compute the same step: LoRA on all seven projections, SGD, float3
 and number of threads, and the global gradient norm. So their first losses and gradient norms must agree to 1e-3, or
 nothing is reported. Weights are random; time does not depend on them.
 
-Each contender has a process of its own, blocked on a pipe while another works. Rounds go through all of them in turn,
-so that a slow moment of the machine meets all. The first two steps of each are not timed.
+PyTorch forms whole logits, as transformers does when it is given labels. Ours has its weights stored as f32, as
+PyTorch has, or as bf16, widened tile by tile.
 
-PyTorch   forms whole logits, as transformers does when it is given labels. Its memory is the growth of the resident
-          set over a step, up to the high-water mark (Linux only), after the C library gave back what was free.
-ours      stores weights as f32, as PyTorch does, or as bf16, widened tile by tile. Its memory is the exact live peak.
+Time      Each contender has a process of its own, blocked on a pipe while another works. Rounds go through all of
+          them in turn, after a few steps that are not timed. The machine should be quiet: PyTorch's threads wait for
+          the slowest, so a busy core costs it more than ours.
+live      The most bytes of tensors at once: from PyTorch's profiler, from our ledger. Compare these.
+taken     What that takes from the machine: for PyTorch the growth of the resident set to its high-water mark (Linux
+          only), after the C library gave back what was free; it has the holes of the heap in it. For us the arena.
 
-Adapters count as memory on both sides, weights on neither.
+Adapters are in both figures on both sides, weights in none.
 """
 
 import argparse
@@ -26,11 +29,13 @@ import sys
 import time
 from contextlib import suppress
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from zlib import crc32
 
 import numpy as np
+import psutil
 
 from mesp_np import PRESETS, Batch, Engine, RunConfig, plan_step
 from mesp_np.cli.flags import cores
@@ -74,9 +79,9 @@ class Ours:
         result = self.engine.step([self.batch], RATE)
         return result.loss, result.grad_norm
 
-    def peak_bytes(self):
-        """The exact live peak of the last step."""
-        return self.engine.arena.ledger.live_peak
+    def peaks(self):
+        """(live, taken) bytes of the last step."""
+        return self.engine.arena.ledger.live_peak, self.engine.arena.extent
 
 
 class PyTorch:
@@ -111,17 +116,27 @@ class PyTorch:
         self.optimizer.zero_grad()
         return loss.item(), norm.item()
 
-    def peak_bytes(self):
-        """The resident set's growth over one more step, and the adapters; NaN where the system does not tell."""
+    def peaks(self):
+        """(live, taken) bytes of further steps."""
+        adapters = sum(p.nbytes for p in self.adapters)
+        return self._live_growth() + adapters, self._resident_growth() + adapters
+
+    def _live_growth(self):
+        from torch.autograd.profiler import profile
+        with profile(profile_memory=True) as profiled:
+            self.step()
+        return max(accumulate(e.nbytes() for e in profiled.kineto_results.events() if e.name() == "[memory]"))
+
+    def _resident_growth(self):
+        gc.collect()
         try:
-            gc.collect()
             ctypes.CDLL(None).malloc_trim(0)
             Path("/proc/self/clear_refs").write_text("5")       # the high-water mark starts anew
         except (AttributeError, OSError):
             return float("nan")
         before = resident_bytes("VmRSS")
         self.step()
-        return resident_bytes("VmHWM") - before + sum(p.nbytes for p in self.adapters)
+        return resident_bytes("VmHWM") - before
 
 
 def resident_bytes(field):
@@ -188,11 +203,11 @@ def measure(workers, rounds):
 
 def report(seconds, peaks):
     """The table; each time is followed by its ratio to PyTorch's with checkpointing."""
-    print(f"{'':24}{'median s':>10}{'ratio':>7}{'min s':>10}{'ratio':>7}{'peak MiB':>11}")
-    for name, peak in peaks.items():
+    print(f"{'':24}{'median s':>10}{'ratio':>7}{'min s':>10}{'ratio':>7}{'live MiB':>10}{'taken MiB':>11}")
+    for name, (live, taken) in peaks.items():
         pairs = [(pick(seconds[name]), pick(seconds[BASELINE])) for pick in (median, min)]
         times = "".join(f"{own:10.4f}{own / base:7.2f}" for own, base in pairs)
-        print(f"{name:24}{times}{peak / 2**20:11,.1f}")
+        print(f"{name:24}{times}{live / 2**20:10,.1f}{taken / 2**20:11,.1f}")
 
 
 def names(text):
@@ -212,13 +227,15 @@ def main():
     args = parser.parse_args()
     if unknown := {*args.methods, *args.stored} - {*METHOD_NAMES, *STORED}:
         parser.error(f"unknown: {', '.join(unknown)}")
+    load = psutil.getloadavg()[0]
     workers = start(args)
     answers = {name: worker.ask("step")[0] for name, worker in workers.items()}
     worst = check(answers)
-    peaks = {name: worker.ask("peak_bytes")[0] for name, worker in workers.items()}
+    peaks = {name: worker.ask("peaks")[0] for name, worker in workers.items()}
     seconds = measure(workers, args.rounds)
     print(", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft", "numpy", "numba")))
-    print(f"{args.preset}, batch 1 x {args.seq}, {args.threads} threads, loss {args.loss}, {args.rounds} rounds")
+    print(f"{args.preset}, batch 1 x {args.seq}, our loss {args.loss}, {args.threads} threads, {args.rounds} rounds, "
+          f"load average before the run {load:.1f}")
     loss, norm = answers[BASELINE]
     print(f"loss {loss:.6f}, gradient norm {norm:.6f}, largest relative difference {worst:.1e}")
     report(seconds, peaks)
