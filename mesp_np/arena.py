@@ -1,6 +1,7 @@
 """The arena: every tensor of a step lives here, and every byte is on record.
 
-Five verbs: alloc, free, temp, scope, rename.
+Five verbs: alloc, free, temp, scope, rename.  Two more say who frees a tensor that outlives
+its scope (result, detach), and one says which stage of the step it is (stage).
 
     with arena.scope("layer.3"):
         gate = arena.alloc("gate", (N, F))           # (N, F)
@@ -143,8 +144,7 @@ class Arena:
         scope = self._scopes.pop()
         for block in self._blocks.values():
             if block.scope is scope:
-                raise ArenaLeak(f"{block.name}: {show_bytes(block.array.nbytes)} allocated at {block.source} "
-                                f"is still live at the end of scope {scope.name}")
+                raise self.leak(block.array, f"is still live at the end of scope {scope.name}")
 
     def result(self, array):
         """Declare an array the result of the innermost scope: its caller frees it."""
@@ -156,6 +156,17 @@ class Arena:
         """Hand an array to an owner that outlives every scope, who must free it."""
         self._block(array).scope = None
         return array
+
+    def leak(self, array, what):
+        """The ArenaLeak that says what is wrong with a live tensor: its name, bytes and source line."""
+        block = self._block(array)
+        return ArenaLeak(f"{block.name}: {show_bytes(array.nbytes)} allocated at {block.source} {what}")
+
+    def expect_balance(self):
+        """Check that what is live is what was live when the ledger last restarted.  Raises ArenaLeak."""
+        for block in self._blocks.values():
+            if block.name not in self.ledger.opening:
+                raise self.leak(block.array, "is still live at the end of the step")
 
     def stage(self, name):
         """Begin a stage of the step: forward, loss, backward or update."""

@@ -29,6 +29,7 @@ works a row tile at a time, and act is formed from gate and up in one pass.
 """
 
 from contextlib import contextmanager
+from functools import partial
 
 from mesp_np.ops import attention, linear, lora, residual, rmsnorm, rope, swiglu
 from mesp_np.saved import Recipe, Saved, closure, last_readers
@@ -79,53 +80,77 @@ class Block:
         """name -> Recipe, in the order of the forward."""
         c, N, team = self.config, self.rows, self.team
         D, F, Q, KV = c.hidden_size, c.intermediate_size, c.query_width, c.key_width
-        probabilities = ("p",) if "p" in keep else ()
-        gated = ("silu", "up") if "silu" in keep else ("gate", "up")
         table = {
-            "rstd1": Recipe((N,), ("x",), lambda out, x: rmsnorm.statistics(team, out, x, c.rms_norm_eps)),
-            "xn1": Recipe((N, D), ("x", "rstd1"), self._normalise(self.layer.norm1)),
-            **self._projection("q", Q, self._rotate), **self._projection("k", KV, self._rotate),
-            **self._projection("v", KV),
-            "p": Recipe((self.B, c.num_attention_heads, self.T, self.T), ("q", "k"),
-                        lambda out, q, k: attention.probabilities(team, out, q, k)),
-            "ctx": Recipe((N, Q), ("q", "k", "v") + probabilities, self._attend),
-            **self._projection("o", D, residual.forward, ("x",), "mid"),
-            "rstd2": Recipe((N,), ("mid",), lambda out, mid: rmsnorm.statistics(team, out, mid, c.rms_norm_eps)),
-            "xn2": Recipe((N, D), ("mid", "rstd2"), self._normalise(self.layer.norm2)),
-            **self._projection("gate", F), **self._projection("up", F),
-            "silu": Recipe((N, F), ("gate",), lambda out, gate: swiglu.silu(team, out, gate)),
-            "act": Recipe((N, F), gated, lambda out, first, up: (
-                swiglu.product if "silu" in keep else swiglu.forward)(team, out, first, up)),
-            **self._projection("down", D, residual.forward, ("mid",), "out"),
+            "rstd1": Recipe((N,), ("x",), self._statistics),
+            "xn1": Recipe((N, D), ("x", "rstd1"), self._normalised(self.layer.norm1)),
+            "hq": self._hidden("q"), "q": Recipe((N, Q), self._reads("q"), self._rotated("q")),
+            "hk": self._hidden("k"), "k": Recipe((N, KV), self._reads("k"), self._rotated("k")),
+            "hv": self._hidden("v"), "v": Recipe((N, KV), self._reads("v"), self._projected("v")),
+            "p": Recipe((self.B, c.num_attention_heads, self.T, self.T), ("q", "k"), partial(attention.probabilities, team)),
+            "ctx": Recipe((N, Q), ("q", "k", "v"), self._attend),
+            "ho": self._hidden("o"), "mid": Recipe((N, D), self._reads("o", "x"), self._added("o")),
+            "rstd2": Recipe((N,), ("mid",), self._statistics),
+            "xn2": Recipe((N, D), ("mid", "rstd2"), self._normalised(self.layer.norm2)),
+            "hg": self._hidden("gate"), "gate": Recipe((N, F), self._reads("gate"), self._projected("gate")),
+            "hu": self._hidden("up"), "up": Recipe((N, F), self._reads("up"), self._projected("up")),
+            "silu": Recipe((N, F), ("gate",), partial(swiglu.silu, team)),
+            "act": Recipe((N, F), ("gate", "up"), partial(swiglu.forward, team)),
+            "hd": self._hidden("down"), "out": Recipe((N, D), self._reads("down", "mid"), self._added("down")),
         }
+        if "p" in keep:
+            table["ctx"] = Recipe((N, Q), ("p", "v"), partial(attention.context, team))
+        if "silu" in keep:
+            table["act"] = Recipe((N, F), ("silu", "up"), partial(swiglu.product, team))
         return {name: recipe for name, recipe in table.items() if recipe}
 
-    def _normalise(self, norm):
+    def _statistics(self, rstd, x):
+        rmsnorm.statistics(self.team, rstd, x, self.config.rms_norm_eps)
+
+    def _normalised(self, norm):
         return lambda out, x, rstd: rmsnorm.forward(self.team, out, x, rstd, norm.value)
 
-    def _projection(self, key, width, then=None, extra=(), name=None):
-        """Recipes of y = x W^T + b + s (x A^T) B^T and of its h = x A^T; `then` goes over y in place."""
-        p, team, source, hidden = self.layer.linear[key], self.team, READS[key], HIDDEN[key]
+    def _reads(self, key, *stream):
+        """What y = x W^T + b + s h B^T is made from: x, the stream it is added to if any, h if there is an adapter."""
+        return (READS[key], *stream) + ((HIDDEN[key],) if self.layer.linear[key].lora else ())
 
-        def make(out, x, *rest):
-            linear.forward(team, out, x, p.weight.value, p.bias and p.bias.value)
+    def _hidden(self, key):
+        """Recipe of h = x A^T (N, R), or None without an adapter."""
+        adapter = self.layer.linear[key].lora
+        return adapter and Recipe((self.rows, len(adapter.A.value)), (READS[key],),
+                                  lambda h, x: lora.project(self.team, h, x, adapter.A.value))
+
+    def _projected(self, key):
+        """Maker of y = x W^T + b + s h B^T."""
+        p = self.layer.linear[key]
+
+        def make(out, x, h=None):
+            linear.forward(self.team, out, x, p.weight.value, p.bias and p.bias.value)
             if p.lora:
-                lora.forward(team, out, rest[0], p.lora.B.value, p.lora.scale)
-            if then:
-                then(team, out, *rest[len(rest) - len(extra):])
+                lora.forward(self.team, out, h, p.lora.B.value, p.lora.scale)
 
-        inputs = (source, hidden) if p.lora else (source,)
-        h = p.lora and Recipe((self.rows, p.lora.A.value.shape[0]), (source,),
-                              lambda out, x: lora.project(team, out, x, p.lora.A.value))
-        return {hidden: h, name or key: Recipe((self.rows, width), inputs + extra, make)}
+        return make
 
-    def _rotate(self, team, out):
-        rope.forward(team, out, *self.tables)
+    def _rotated(self, key):
+        """Maker of the projection, turned by each row's position."""
+        project = self._projected(key)
 
-    def _attend(self, out, q, k, v, p=None):
-        if p is not None:
-            attention.context(self.team, out, p, v)
-            return
+        def make(out, x, h=None):
+            project(out, x, h)
+            rope.forward(self.team, out, *self.tables)
+
+        return make
+
+    def _added(self, key):
+        """Maker of the projection plus the stream."""
+        project = self._projected(key)
+
+        def make(out, x, stream, h=None):
+            project(out, x, h)
+            residual.forward(self.team, out, stream)
+
+        return make
+
+    def _attend(self, out, q, k, v):
         B, H, T, S = shape = self._attention_shape()
         with self.arena.temp("tiles", (self.team.threads, attention.forward_scratch(T, S))) as tiles:
             attention.forward(self.team, out, q, k, v, shape, tiles)
@@ -154,8 +179,9 @@ class Block:
             arena.rename(gate, "dgate")
             arena.rename(up, "dup")
             arena.free(dact)
-            dxn2 = self._linear_backward("gate", saved, gate)                    # (N, D)
-            self._linear_backward("up", saved, up, dxn2)
+            with saved.use("xn2"):
+                dxn2 = self._linear_backward("gate", saved, gate)                # (N, D)
+                self._linear_backward("up", saved, up, dxn2)
         saved.release("gate", "up", "hg", "hu", "xn2")
         self._norm_backward(self.layer.norm2, saved, "mid", "rstd2", dxn2, dx)
         arena.free(dxn2)
@@ -167,18 +193,21 @@ class Block:
         with saved.use("q") as q, saved.use("k") as k, saved.use("v") as v:
             dctx = self._linear_backward("o", saved, dx)                         # (N, H*E)
             saved.release("ho", "ctx")
-            dq, dk, dv = (arena.alloc("d" + name, like.shape) for name, like in (("q", q), ("k", k), ("v", v)))
+            dq = arena.alloc("dq", q.shape)                                      # (N, H*E)
+            dk = arena.alloc("dk", k.shape)                                      # (N, K*E)
+            dv = arena.alloc("dv", v.shape)                                      # (N, K*E)
             B, H, T, S = shape = self._attention_shape()
             size = attention.backward_scratch(T, S, self.config.head_dim)
-            with arena.temp("tiles", (team.threads, size)) as tiles:
+            with arena.temp("tiles", (team.threads, size)) as tiles:             # (threads, scratch)
                 attention.backward(team, dq, dk, dv, dctx, q, k, v, saved.get("p"), shape, tiles)
             arena.free(dctx)
         saved.release("q", "k", "v", "p")
         rope.backward(team, dq, *cos_sin)
         rope.backward(team, dk, *cos_sin)
-        dxn1 = self._linear_backward("q", saved, dq, want_dx=below)              # (N, D)
-        self._linear_backward("k", saved, dk, dxn1, want_dx=below)
-        self._linear_backward("v", saved, dv, dxn1, want_dx=below)
+        with saved.use("xn1"):
+            dxn1 = self._linear_backward("q", saved, dq, want_dx=below)          # (N, D)
+            self._linear_backward("k", saved, dk, dxn1, want_dx=below)
+            self._linear_backward("v", saved, dv, dxn1, want_dx=below)
         saved.release("hq", "hk", "hv", "xn1")
         for gradient in (dq, dk, dv):
             arena.free(gradient)
@@ -202,7 +231,7 @@ class Block:
                 return None
             add = dx is not None
             if not add:
-                dx = self.arena.alloc("d" + source, (self.rows, p.weight.value.shape[1]))
+                dx = self.arena.alloc("d" + source, (self.rows, p.weight.value.shape[1]))   # (N, I)
             linear.backward_input(team, dx, dout, p.weight.value, add=add)
             if p.lora:
                 lora.backward_input(team, dx, dh, p.lora.A.value)
@@ -215,7 +244,7 @@ class Block:
         if not adapter:
             yield None
             return
-        with self.arena.temp("d" + HIDDEN[key], (self.rows, adapter.B.value.shape[1])) as dh:
+        with self.arena.temp("d" + HIDDEN[key], (self.rows, adapter.B.value.shape[1])) as dh:     # (N, R)
             lora.backward_hidden(self.team, dh, dout, adapter.B.value, adapter.scale)
             yield dh
 

@@ -5,13 +5,15 @@ layouts: transformers 4 (rope_theta, torch_dtype at the top) and 5 (rope_paramet
 RunConfig is the only place where a default stands; the command line reads them here.
 """
 
-from dataclasses import asdict, dataclass, fields, replace
+import re
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from mesp_np.errors import UsageError, UserError
 from mesp_np.json_file import read_object
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LARGEST = 1 << 24                # above any size of a model
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class ModelConfig:
                             f"{sizes['num_key_value_heads']}, or head_dim {sizes['head_dim']} is odd",
                             "such a model cannot be computed")
         return cls(**sizes, rms_norm_eps=_positive_float(raw, "rms_norm_eps", where),
-                   rope_theta=_rope_theta(raw, where), tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)))
+                   rope_theta=_rope_theta(raw, where), tie_word_embeddings=_flag(raw, "tie_word_embeddings", where))
 
     def to_json(self):
         """The object of a config.json that transformers 4 and 5 both read."""
@@ -110,33 +112,48 @@ def _refuse_what_differs(raw, where):
         raise UserError(f"{where}: model_type is {kind!r}", "this engine computes qwen2 models")
     if raw.get("hidden_act", "silu") != "silu":
         raise UserError(f"{where}: hidden_act is {raw['hidden_act']!r}", "only silu is computed")
-    if raw.get("use_sliding_window") or "sliding_attention" in (raw.get("layer_types") or []):
-        raise UserError(f"{where}: sliding-window attention is in use", "only full attention is computed")
+    if raw.get("use_sliding_window"):
+        raise UserError(f"{where}: use_sliding_window is on", "only full attention is computed")
+    layers = raw.get("layer_types")
+    if layers is not None and (not isinstance(layers, list) or any(kind != "full_attention" for kind in layers)):
+        raise UserError(f"{where}: layer_types is not a list of full_attention", "only full attention is computed")
     if raw.get("quantization") or raw.get("quantization_config"):
         raise UserError(f"{where}: the weights are quantised", "use the bf16, f16 or f32 folder of this model")
 
 
 def _positive_int(raw, key, where):
     value = raw.get(key)
-    if type(value) is not int or value <= 0:
-        raise UserError(f"{where}: {key} is {value!r}", "it must be a positive whole number")
+    if type(value) is not int or not 0 < value < LARGEST:
+        raise UserError(f"{where}: {key} is {value!r}", f"it must be a positive whole number below {LARGEST:,}")
     return value
 
 
 def _positive_float(raw, key, where):
     value = raw.get(key)
-    if type(value) not in (int, float) or not 0 < value < float("inf"):
+    if type(value) not in (int, float) or not 0 < value < 1e38:                     # what float32 holds
         raise UserError(f"{where}: {key} is {value!r}", "it must be a positive number")
     return float(value)
 
 
+def _flag(raw, key, where):
+    value = raw.get(key, False)
+    if type(value) is not bool:
+        raise UserError(f"{where}: {key} is {value!r}", "it must be true or false")
+    return value
+
+
 def _rope_theta(raw, where):
-    """RoPE base: inside rope_parameters or rope_scaling first, then at the top; never a default."""
-    block = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    kind = block.get("rope_type", block.get("type", "default"))
-    if kind != "default":
-        raise UserError(f"{where}: rope type is {kind!r}", "only the default rotary embedding is computed")
-    return _positive_float({"rope_theta": raw.get("rope_theta")} | block, "rope_theta", where)
+    """RoPE base: inside rope_scaling (v4) or rope_parameters (v5), else at the top; never a default."""
+    found = {"rope_theta": raw.get("rope_theta")}
+    for key in ("rope_parameters", "rope_scaling"):
+        block = raw.get(key, {})
+        if not isinstance(block, dict):
+            raise UserError(f"{where}: {key} is {block!r}", "it must be an object or null")
+        kind = block.get("rope_type", block.get("type", "default"))
+        if kind != "default":
+            raise UserError(f"{where}: rope type is {kind!r}", "only the default rotary embedding is computed")
+        found |= block
+    return _positive_float(found, "rope_theta", where)
 
 
 def _preset(hidden, intermediate, layers, heads, kv_heads, vocab=151936, tied=True, theta=1e6):
@@ -157,7 +174,7 @@ class RunConfig:
     """How a step is computed.  Everything here decides bytes, bits or both."""
 
     method: str = "mesp-lean"
-    keep: tuple = ()                 # names kept in a block, for method "custom"
+    keep: tuple = ()                 # names kept in a block instead of the method's own
     batch_size: int = 4
     seq: int = 256                   # tokens in a row, at most
     rank: int = 8
@@ -165,7 +182,7 @@ class RunConfig:
     rslora: bool = False
     targets: tuple = PROJECTIONS
     trainable: str = "lora"          # or full; none when nothing is trained
-    loss: str = "rows:32"            # rows[:C], vocab[:C] or full
+    loss: str = "vocab:4096"         # rows[:C], vocab[:C] or full
     update: str = "after"            # or fused
     optimizer: str = "adamw"         # or sgd
     weight_decay: float = 0.01
@@ -212,14 +229,11 @@ class RunConfig:
     def loss_tile(self):
         """(variant, size): rows and C rows, or vocab and C tokens; full is all rows at once (size 0)."""
         variant, _, size = self.loss.partition(":")
-        defaults = {"rows": "32", "vocab": "4096", "full": "0"}
-        if variant not in defaults or not (size or defaults[variant]).isdigit() or size == "0":
+        defaults = {"rows": 32, "vocab": 4096, "full": 0}
+        wrong = size if variant == "full" else not re.fullmatch("([1-9][0-9]*)?", size)
+        if variant not in defaults or wrong:
             raise UsageError(f"--loss is {self.loss!r}", "write rows, rows:64, vocab, vocab:4096 or full")
         return variant, int(size or defaults[variant])
-
-    def to_json(self):
-        """A plain object with every field, for the run folder."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 CHOICES = {"trainable": ("lora", "full", "none"), "update": ("after", "fused"), "optimizer": ("adamw", "sgd"),

@@ -18,7 +18,8 @@ from mesp_np.arena import Arena
 from mesp_np.methods import backprop, mezo
 from mesp_np.model import Batch, Model
 from mesp_np.ops import matmul
-from mesp_np.ops.optim_steps import add_squares, fill
+from mesp_np.ops.fill import fill
+from mesp_np.ops.optim_steps import add_squares
 from mesp_np.optim import Optimizer, clip_factor
 from mesp_np.params import build, phantom_weights, trainable
 from mesp_np.team import Team
@@ -81,6 +82,7 @@ class Engine:
             step = self._exact_step if self.method.exact else self._mezo_step
             loss = step(window, rate, tokens, squares)
             norm = float(np.sqrt(squares[0]))
+        self.arena.expect_balance()
         return StepResult(loss, norm, tokens)
 
     def loss(self, batch):
@@ -124,6 +126,8 @@ class Engine:
             self._update(parameters, rate, squares)
             self.arena.stage("backward")
 
+        if len(window) > 1:             # all gradients outlive the first batch: placed first, they leave no holes
+            self.make_gradients(self.parameters)
         at_once = update_layer if self.run.update == "fused" else None
         total = sum(self._accumulate(batch, 1.0 / tokens, at_once) for batch in window)
         self.arena.stage("update")

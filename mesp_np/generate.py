@@ -23,7 +23,7 @@ class CachedBlock(Block):
         super().__init__(*args)
         self.cache, self.first = cache, first
 
-    def _attend(self, out, q, k, v, p=None):
+    def _attend(self, out, q, k, v):
         """Put k and v into the cache, and let q (T, H*E) look at all S = first + T positions."""
         stop = self.first + self.T
         for rows, new in zip(self.cache, (k, v), strict=True):
@@ -36,23 +36,19 @@ class CachedBlock(Block):
 
 
 class Generator:
-    """Logits of the next token, for a sequence that grows.
+    """Logits of the next token, for a sequence that grows to `positions` tokens.
 
-    Has an arena of its own, of the size that a phantom twin needs for `positions` tokens.
+    engine    engine.Engine, whose weights and adapters are used
+    capacity  bytes of its own arena, from `memory_needed`; None for a phantom
     """
 
-    def __init__(self, config, params, team, dtype, positions):
-        self.config, self.params, self.team, self.positions = config, params, team, positions
-        self._begin(Arena(None, dtype))
-        self.logits([0] * positions)
-        self._begin(Arena(self.arena.extent, dtype))
-
-    def _begin(self, arena):
-        c, self.arena, self.length = self.config, arena, 0
-        shape = self.positions, c.head_dim // 2
-        self.tables = [arena.alloc(name, shape, category="input") for name in ("cos", "sin")]
+    def __init__(self, engine, positions, capacity=None):
+        self.config, self.params, self.team = engine.config, engine.model.params, engine.team
+        self.arena, self.positions, self.length = Arena(capacity, engine.arena.dtype), positions, 0
+        c, arena = self.config, self.arena
+        self.tables = [arena.alloc(name, (positions, c.head_dim // 2), category="input") for name in ("cos", "sin")]
         rope.tables(self.team, *self.tables, c.rope_theta)
-        self.caches = [[arena.alloc(f"layer.{index}.cache.{name}", (self.positions, c.key_width), category="kept")
+        self.caches = [[arena.alloc(f"layer.{index}.cache.{name}", (positions, c.key_width), category="kept")
                         for name in ("k", "v")] for index in range(c.num_hidden_layers)]
 
     def logits(self, ids):
@@ -85,21 +81,33 @@ class Generator:
             return logits[0].astype(np.float64)
 
 
-def generate(generator, ids, count, eos_ids=frozenset(), temperature=0.0, top_p=1.0, seed=0):
+def memory_needed(engine, positions):
+    """Extent in bytes of a Generator's arena: that of a phantom that takes all positions at once."""
+    phantom = Generator(engine, positions)
+    phantom.logits([0] * positions)
+    return phantom.arena.extent
+
+
+def generator(engine, positions):
+    """A Generator with memory of its own for so many positions."""
+    return Generator(engine, positions, memory_needed(engine, positions))
+
+
+def generate(source, ids, count, eos_ids=frozenset(), temperature=0.0, top_p=1.0, seed=0):
     """Yield up to `count` new ids after the prompt's; stops before an end-of-text id.
 
-    temperature 0 takes the likeliest token each time.  Raises UserError when there is no
+    source is a Generator; temperature 0 takes the likeliest token each time.  Raises UserError when there is no
     room for a prompt and one token.
     """
     if not ids:
         raise UserError("the prompt has no token", "give --prompt some text")
-    room = generator.positions - len(ids)
+    room = source.positions - len(ids)
     if room < 1:
-        raise UserError(f"the prompt has {len(ids)} tokens, the model sees {generator.positions}", "shorten it")
+        raise UserError(f"the prompt has {len(ids)} tokens, there is room for {source.positions}", "shorten it")
     rng = np.random.default_rng(seed)
     new = list(ids)
     for _ in range(min(count, room)):
-        token = choose(generator.logits(new), temperature, top_p, rng)
+        token = choose(source.logits(new), temperature, top_p, rng)
         if token in eos_ids:
             return
         yield token

@@ -1,7 +1,8 @@
 """The ledger: every event of the arena, and what can be read off the list.
 
-Events come first and views second: peaks, compositions and differences are all
-computed from the event list, so each can be tested with a list written by hand.
+Events come first and views second: compositions and differences are read off the event
+list, and the running totals follow it event by event, so each can be tested with a list
+written by hand.
 
 Two totals are kept apart.  *Live bytes* is the sum of nbytes of the live tensors,
 the figure by which methods are compared.  *Extent* is the highest offset in use,

@@ -4,8 +4,8 @@ Logits are never whole unless asked for (`--loss`):
 
     rows:C    C rows at a time: logits (C, V), their gradient in place, and at once
               dxn = dlogits W; nothing is computed twice
-    vocab:C   C tokens at a time for all rows, twice: once for the log-sum-exp, once for the
-              gradient; the smallest, for one more product with the head
+    vocab:C   C tokens at a time for all rows, summing as it goes; nothing is computed twice
+              while the head is frozen, and all rows share each look at a weight: small and fast
     full      all rows at once, as the published systems do
 
 Rows whose label is -100 are left out before the head.  Arrays are made for all N rows,
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mesp_np.arena import phantom
 from mesp_np.block import Block
+from mesp_np.errors import UserError
 from mesp_np.ops import cross_entropy, embedding, linear, rmsnorm, rope, select
 from mesp_np.ops.cross_entropy import IGNORE
-from mesp_np.ops.optim_steps import fill
+from mesp_np.ops.fill import fill
 from mesp_np.params import put
 
 
@@ -45,8 +45,22 @@ class Batch:
 
     @classmethod
     def phantom(cls, shape):
-        """For planning: a shape (B, T), every position with a loss."""
-        return cls(phantom(shape, np.int32), phantom(shape, np.int32), shape[0] * shape[1])
+        """For planning: a shape (B, T), every position with a loss, and no memory."""
+        zeros = np.broadcast_to(np.int32(0), shape)
+        return cls(zeros, zeros, shape[0] * shape[1])
+
+    def check(self, vocab_size, seq):
+        """Raise UserError for what no kernel may see: ids or labels outside the vocabulary, too long, no target."""
+        labels = self.labels[self.labels != IGNORE]
+        for name, values in (("ids", self.ids), ("labels", labels)):
+            if values.size and not 0 <= values.min() <= values.max() < vocab_size:
+                raise UserError(f"batch: {name} hold {values.min()} to {values.max()}, the model has {vocab_size} tokens",
+                                "use the tokenizer that belongs to the model")
+        if self.ids.ndim != 2 or self.ids.shape != self.labels.shape or self.ids.shape[1] > seq:
+            raise UserError(f"batch: ids {self.ids.shape} and labels {self.labels.shape}",
+                            f"both must be (B, T) with T at most {seq}, the run's seq")
+        if not labels.size:
+            raise UserError("batch: every label is -100", "leave out rows that predict nothing")
 
 
 @dataclass(frozen=True)
@@ -84,7 +98,11 @@ class Model:
 
     @contextmanager
     def inputs(self, batch):
-        """The batch in the arena, for the length of a `with` block; the forward stage begins."""
+        """The batch in the arena, for the length of a `with` block; the forward stage begins.
+
+        Raises UserError when the batch does not fit the model.
+        """
+        batch.check(self.config.vocab_size, self.run.seq)
         self.arena.stage("forward")
         N, n = batch.ids.size, batch.trained_tokens
         arrays = [self.arena.alloc(name, (N,), np.int32, "input") for name in ("ids", "labels", "rows", "targets")]
@@ -99,7 +117,7 @@ class Model:
 
     def embed(self, inputs):
         """x (N, D) of the first block; the caller frees it."""
-        x = self.arena.alloc("layer.0.x", (len(inputs.ids), self.config.hidden_size))
+        x = self.arena.alloc("layer.0.x", (len(inputs.ids), self.config.hidden_size))      # (N, D)
         embedding.forward(self.team, x, inputs.ids, self.params.embed.value)
         return x
 
@@ -116,7 +134,7 @@ class Model:
         """
         arena, team, norm = self.arena, self.team, self.params.norm
         with arena.scope("final"):
-            with arena.temp("rstd", x.shape[:1]) as rstd, arena.temp("xn", x.shape) as xn:
+            with arena.temp("rstd", x.shape[:1]) as rstd, arena.temp("xn", x.shape) as xn:      # (N,), (N, D)
                 rmsnorm.statistics(team, rstd, x, self.config.rms_norm_eps)
                 rmsnorm.forward(team, xn, x, rstd, norm.value)
                 variant, size = self.run.loss_tile()
@@ -126,7 +144,7 @@ class Model:
                     return None
                 select.clear_ignored(team, xn, inputs.labels, IGNORE)
                 dxn = arena.rename(xn, "dxn")
-                dx = arena.result(arena.alloc("dx", x.shape))
+                dx = arena.result(arena.alloc("dx", x.shape))                    # (N, D)
                 with team.counting("backward"):
                     fill(team, dx, 0)
                     if norm.trainable:
@@ -163,32 +181,53 @@ class Model:
                     select.backward(team, xn, x, rows)
 
     def _by_vocabulary(self, xn, inputs, scale, gradient, size):
-        """All rows with a loss, `size` tokens of the vocabulary at a time, in two passes."""
-        arena, team, n = self.arena, self.team, len(inputs.rows)
+        """All rows with a loss, `size` tokens of the vocabulary at a time."""
+        arena, n = self.arena, len(inputs.rows)
         (N, D), V = xn.shape, self.config.vocab_size
-        size = min(size, V)
         with (arena.temp("chosen", (N, D)) as chosen, arena.temp("dchosen", (N, D)) as dchosen,
               arena.temp("largest", (N,)) as largest, arena.temp("total", (N,)) as total,
-              arena.temp("logits", (N, size), category="logits") as logits):
-            x, dx, largest, total = chosen[:n], dchosen[:n], largest[:n], total[:n]
-            select.forward(team, x, xn, inputs.rows)
-            fill(team, largest, -np.inf)
-            fill(team, total, 0)
-            fill(team, inputs.losses, 0)
-            for first in range(0, V, size):
-                y = self._logit_tile(x, logits, first)
-                cross_entropy.accumulate(team, largest, total, inputs.losses, y, inputs.targets, first)
-            cross_entropy.finish(team, inputs.losses, largest, total)
-            if not gradient:
-                return
-            fill(team, dx, 0)
-            for first in range(0, V, size):
-                with team.counting("recompute"):
-                    y = self._logit_tile(x, logits, first)
+              arena.temp("shrink", (N,)) as shrink,
+              arena.temp("logits", (N, min(size, V)), category="logits") as logits):
+            x, dx = chosen[:n], dchosen[:n]
+            select.forward(self.team, x, xn, inputs.rows)
+            streamed = gradient and not self.params.head.trainable
+            self._sum_over_vocabulary(x, dx if streamed else None, logits, inputs, largest[:n], total[:n], shrink[:n])
+            if streamed:
+                embedding.forward(self.team, x, inputs.targets, self.params.head.value)
+                cross_entropy.combine(self.team, dx, x, total[:n], scale)
+            elif gradient:
+                self._gradient_over_vocabulary(x, dx, logits, inputs, largest[:n], scale)
+            if gradient:
+                select.backward(self.team, xn, dx, inputs.rows)
+
+    def _sum_over_vocabulary(self, x, dx, logits, inputs, largest, total, shrink):
+        """Losses of rows x (n, D), and their log-sum-exp in `largest`; dx, if given, becomes sum_v e_v W_v."""
+        team, head = self.team, self.params.head
+        sums = (total, inputs.losses) if dx is None else (total, inputs.losses, dx)
+        fill(team, largest, -np.inf)
+        for array in sums:
+            fill(team, array, 0)
+        for first in range(0, self.config.vocab_size, logits.shape[1]):
+            y = self._logit_tile(x, logits, first)
+            cross_entropy.accumulate(team, y, largest, total, shrink, inputs.losses, inputs.targets, first)
+            if dx is not None:
                 with team.counting("backward"):
-                    cross_entropy.gradient_tile(team, y, largest, inputs.targets, first, scale)
-                    self._head_backward(dx, y, x, first)
-            select.backward(team, xn, dx, inputs.rows)
+                    cross_entropy.shrink_rows(team, dx, shrink)
+                    linear.backward_input(team, dx, y, head.value[first:first + y.shape[1]], add=True)
+        cross_entropy.finish(team, inputs.losses, largest, total)
+
+    def _gradient_over_vocabulary(self, x, dx, logits, inputs, lse, scale):
+        """dx (n, D) and the head's own gradient, from logits formed once more."""
+        team, head = self.team, self.params.head
+        fill(team, dx, 0)
+        for first in range(0, self.config.vocab_size, logits.shape[1]):
+            with team.counting("recompute"):
+                y = self._logit_tile(x, logits, first)
+            part = slice(first, first + y.shape[1])
+            with team.counting("backward"):
+                cross_entropy.gradient_tile(team, y, lse, inputs.targets, first, scale)
+                linear.backward_weight(team, head.grad[part], y, x)
+                linear.backward_input(team, dx, y, head.value[part], add=True)
 
     def _logit_tile(self, x, logits, first):
         """Logits of rows x (n, D) for the tokens from `first` on, as many as `logits` (N, W) is wide."""
@@ -197,9 +236,3 @@ class Model:
         y = logits.reshape(-1)[:shape[0] * shape[1]].reshape(shape)
         linear.forward(self.team, y, x, weight)
         return y
-
-    def _head_backward(self, dx, dlogits, x, first):
-        head, stop = self.params.head, first + dlogits.shape[1]
-        if head.trainable:
-            linear.backward_weight(self.team, head.grad[first:stop], dlogits, x)
-        linear.backward_input(self.team, dx, dlogits, head.value[first:stop], add=True)

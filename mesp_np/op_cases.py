@@ -187,9 +187,10 @@ def _loss_backward(team, dout, logits, labels):
 
 def _loss_statistics(team, logits, labels, width):
     """(losses, log-sum-exp), taking in a tile of the vocabulary at a time."""
-    largest, total, losses = np.full(len(labels), -np.inf), np.zeros(len(labels)), np.zeros(len(labels))
+    largest, (total, shrink, losses) = np.full(len(labels), -np.inf), np.zeros((3, len(labels)))
     for first in range(0, logits.shape[1], width):
-        cross_entropy.accumulate(team, largest, total, losses, logits[:, first:first + width], labels, first)
+        tile = logits[:, first:first + width].copy()
+        cross_entropy.accumulate(team, tile, largest, total, shrink, losses, labels, first)
     cross_entropy.finish(team, losses, largest, total)
     return losses, largest
 

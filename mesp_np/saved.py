@@ -10,8 +10,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from mesp_np.arena import ArenaLeak
-from mesp_np.ledger import show_bytes
 
 
 @dataclass(frozen=True)
@@ -101,6 +99,6 @@ class Saved:
 
     def close(self):
         """Check that the backward released everything.  Raises ArenaLeak."""
-        left = [f"{name}: {show_bytes(array.nbytes)}" for name, array in self._live.items() if name != "x"]
-        if left:
-            raise ArenaLeak(f"kept and never released: {', '.join(left)}")
+        for name, array in self._live.items():
+            if name != "x":
+                raise self._arena.leak(array, "was kept and never released")

@@ -33,18 +33,19 @@ class Team:
         self.phase = "forward"
         self.weight_tile = None          # (threads, elements): set by `matmul.lend`
         self.product_tile = None
-        self._blas = threadpool_limits(limits=1, user_api="blas")
+        _blas.enter()
         self._done = threading.Semaphore(0)
         self._inboxes = [queue.SimpleQueue() for _ in range(threads - 1)]
         for worker, inbox in enumerate(self._inboxes, start=1):
             threading.Thread(target=self._help, args=(worker, inbox), daemon=True).start()
 
     def close(self):
-        """Let the helpers go and give BLAS its threads back."""
-        for inbox in self._inboxes:
-            inbox.put(None)
-        self._inboxes = []
-        self._blas.restore_original_limits()
+        """Let the helpers go; with the last team, BLAS gets its threads back."""
+        if self.threads:
+            for inbox in self._inboxes:
+                inbox.put(None)
+            self.threads, self._inboxes = 0, []
+            _blas.leave()
 
     def __enter__(self):
         return self
@@ -104,6 +105,28 @@ class Team:
         for job in iter(inbox.get, None):
             job.work(worker)
             self._done.release()
+
+
+class _SingleThreadedBlas:
+    """BLAS works with one thread a call for as long as any team is there."""
+
+    def __init__(self):
+        self._teams, self._limits, self._lock = 0, None, threading.Lock()
+
+    def enter(self):
+        with self._lock:
+            if not self._teams:
+                self._limits = threadpool_limits(limits=1, user_api="blas")
+            self._teams += 1
+
+    def leave(self):
+        with self._lock:
+            self._teams -= 1
+            if not self._teams:
+                self._limits.restore_original_limits()
+
+
+_blas = _SingleThreadedBlas()
 
 
 class _Job:

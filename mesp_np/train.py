@@ -2,8 +2,8 @@
 
     RUN_DIR/config.json    every setting of the run
     RUN_DIR/log.jsonl      a line a step, exact integers
-    RUN_DIR/summary.json   validation before and after
-    RUN_DIR/adapter/       the adapter in PEFT's format (model/ when every weight is trained)
+    RUN_DIR/summary.json   validation and sample before and after
+    RUN_DIR/adapter/       the adapter in PEFT's format (model/, in float32, when every weight is trained)
 
 Every shape of batch that will occur is planned before the first step, so the arena is as
 large as the largest needs, and a budget that is too small is refused before any work.
@@ -12,19 +12,20 @@ large as the largest needs, and a budget that is too small is refused before any
 import json
 import math
 import signal
+import threading
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mesp_np import __version__
 from mesp_np.checkpoint import adapter, folder
-from mesp_np.config import RunConfig
 from mesp_np.engine import Engine, plan_loss, plan_step
 from mesp_np.errors import UsageError, UserError
-from mesp_np.generate import Generator, generate
+from mesp_np.generate import generate, generator, memory_needed
 from mesp_np.json_file import write_object
 from mesp_np.ledger import show_bytes
-from mesp_np.optim import learning_rate
+from mesp_np.optim import SCHEDULES, learning_rate
 from mesp_np.readout import perplexity
 
 
@@ -44,8 +45,8 @@ class TrainConfig:
     memory_budget: int = 0           # bytes; 0: none
 
     def __post_init__(self):
-        if self.schedule not in ("constant", "linear", "cosine"):
-            raise UsageError(f"--schedule is {self.schedule!r}", "choose from constant, linear, cosine")
+        if self.schedule not in SCHEDULES:
+            raise UsageError(f"--schedule is {self.schedule!r}", f"choose from {', '.join(SCHEDULES)}")
         if not 0 < self.lr < math.inf:
             raise UsageError(f"--lr is {self.lr}", "it must be a positive number")
         for name in ("iters", "epochs", "warmup", "eval_every", "save_every", "sample_tokens", "memory_budget"):
@@ -66,47 +67,51 @@ class Run:
     train       data.batches.Batches
     valid       list of Batch, perhaps empty
     run_dir     folder that does not exist yet, or is empty
+    adapter     folder of the adapter to start from, or None
+    origin      what else config.json is to say, such as where the data came from
     """
 
-    def __init__(self, checkpoint, run: RunConfig, config: TrainConfig, train, valid, run_dir, readout):
+    def __init__(self, checkpoint, run, config, train, valid, run_dir, readout, adapter=None, origin=()):
         self.checkpoint, self.run, self.config = checkpoint, run, config
         self.train, self.valid, self.readout = train, valid, readout
-        self.run_dir = Path(run_dir)
+        self.run_dir, self.adapter, self.origin = Path(run_dir), adapter, dict(origin)
         self.steps = config.steps(math.ceil(train.per_epoch / run.grad_accumulation))
         self.stopping = False
 
-    def start(self, adapter_folder=None):
-        """Train to the end (or to Ctrl-C) and save.  Returns the summary, as written."""
-        plan = self._plan()
-        self._refuse_beyond_budget(plan)
-        self._make_run_dir()
-        with Engine(self.checkpoint.config, self.checkpoint.weights, self.run, plan) as engine, self._interruptible():
-            if adapter_folder:
-                adapter.load(adapter_folder, engine.parameters, self.run)
+    def start(self):
+        """Train to the end (or to Ctrl-C) and save.  Returns the summary, as written.
+
+        Raises UserError, and leaves no folder behind, for what is wrong before the first step.
+        """
+        extent = self._plan()
+        with self._new_run_dir(), self._engine(extent) as engine, self._interruptible():
+            if self.adapter:
+                adapter.load(self.adapter, engine.parameters, self.run)
             self.readout.begin(engine, self.steps, self.config.memory_budget)
             with self.readout.compiling():
-                before = self._validate(engine, 0)
-            summary = {"valid_loss_before": before, "sample_before": self._sample(engine)}
+                summary = self._judge(engine, "before")
             with open(self.run_dir / "log.jsonl", "w", encoding="utf-8") as log:
                 self._loop(engine, log)
             self._save(engine)
-            summary |= {"valid_loss_after": self._validate(engine, engine.steps), "sample_after": self._sample(engine),
-                        "steps": engine.steps, "interrupted": self.stopping}
+            summary |= self._judge(engine, "after") | {"steps": engine.steps, "interrupted": self.stopping}
             write_object(self.run_dir / "summary.json", summary)
         return summary
 
+    def _engine(self, capacity):
+        return Engine(self.checkpoint.config, self.checkpoint.weights, self.run, capacity)
+
     def _loop(self, engine, log):
+        every, save_every = self.config.eval_every, self.config.save_every
         for step in range(1, self.steps + 1):
             with self.readout.compiling() if step == 1 else nullcontext():
                 record = self._step(engine, step)
-            every = self.config.eval_every
             if every and step % every == 0 and step < self.steps:
-                record["valid_loss"] = self._validate(engine, step)
+                record |= self._validate(engine)
             log.write(json.dumps(record) + "\n")
             log.flush()
             if self.stopping:
                 return
-            if self.config.save_every and step % self.config.save_every == 0:
+            if save_every and step % save_every == 0:
                 self._save(engine)
 
     def _step(self, engine, step):
@@ -122,65 +127,92 @@ class Run:
         self.readout.step(record)
         return record
 
-    def _validate(self, engine, step):
-        """Mean loss per token on the validation rows, or None."""
+    def _validate(self, engine):
+        """Mean loss per token on the validation rows, and its perplexity; nothing without such rows."""
         if not self.valid:
-            return None
+            return {}
         tokens = sum(batch.trained_tokens for batch in self.valid)
         loss = sum(engine.loss(batch) * batch.trained_tokens for batch in self.valid) / tokens
-        self.readout.evaluation({"step": step, "valid_loss": loss, "valid_perplexity": perplexity(loss)})
-        return loss
+        found = {"valid_loss": loss, "valid_perplexity": perplexity(loss)}
+        self.readout.evaluation({"step": engine.steps} | found)
+        return found
+
+    def _judge(self, engine, when):
+        """Validation and sample, named for the summary."""
+        found = {"valid_loss": None, "valid_perplexity": None} | self._validate(engine)
+        return {f"{name}_{when}": value for name, value in found.items()} | {f"sample_{when}": self._sample(engine)}
 
     def _sample(self, engine):
         """The likeliest continuation of the prompt, or None."""
-        config, tokenizer = self.config, self.checkpoint.tokenizer
-        if not config.prompt:
+        tokenizer, ids = self.checkpoint.tokenizer, self._prompt_ids()
+        if not ids:
             return None
-        ids = tokenizer.encode(config.prompt)
-        generator = Generator(engine.config, engine.model.params, engine.team, engine.arena.dtype,
-                              len(ids) + config.sample_tokens)
-        new = generate(generator, ids, config.sample_tokens, self.checkpoint.eos_ids | {tokenizer.eos_id})
-        return config.prompt + tokenizer.decode(list(new))
+        source = generator(engine, len(ids) + self.config.sample_tokens)
+        new = generate(source, ids, self.config.sample_tokens, self.checkpoint.eos_ids | {tokenizer.eos_id})
+        return self.config.prompt + tokenizer.decode(list(new))
+
+    def _prompt_ids(self):
+        return self.checkpoint.tokenizer.encode(self.config.prompt) if self.config.sample_tokens else []
 
     def _save(self, engine):
         if self.run.trainable == "full":
-            folder.save(self.run_dir / "model", engine.config, {p.name: p.value for p in engine.parameters},
-                        self.checkpoint.folder)
+            weights = {p.name: p.value for p in engine.parameters}
+            folder.save(self.run_dir / "model", engine.config, weights, self.checkpoint.folder, dtype="f32")
         else:
             adapter.save(self.run_dir / "adapter", engine.parameters, self.run, self.checkpoint.folder)
 
     def _plan(self):
-        """Extent in bytes that every batch of the run fits in."""
-        config, weights = self.checkpoint.config, self.checkpoint.weights
+        """Extent in bytes that every batch of the run fits in.  Raises UserError when it is beyond the budget."""
+        config, weights, budget = self.checkpoint.config, self.checkpoint.weights, self.config.memory_budget
         shapes = self.train.shapes(range(self.steps * self.run.grad_accumulation))
         extents = [plan_step(config, self.run, shape, weights).extent_bytes for shape in shapes]
         extents += [plan_loss(config, self.run, shape, weights) for shape in {batch.ids.shape for batch in self.valid}]
+        with self._engine(None) as phantom:
+            ids = self._prompt_ids()
+            sampling = memory_needed(phantom, len(ids) + self.config.sample_tokens) if ids else 0
+        if budget and max(extents) + sampling > budget:
+            raise UserError(f"--memory-budget is {show_bytes(budget)}, this run needs {show_bytes(max(extents))} and "
+                            f"{show_bytes(sampling)} for the samples before and after",
+                            "try --loss vocab, --update fused, a smaller --batch-size or --seq, --sample-tokens 0")
         return max(extents)
 
-    def _refuse_beyond_budget(self, extent):
-        budget = self.config.memory_budget
-        if budget and extent > budget:
-            raise UserError(f"--memory-budget is {show_bytes(budget)}, this run needs {show_bytes(extent)}",
-                            "try --loss vocab, --update fused, a smaller --batch-size or --seq, or mesp-lean")
-
-    def _make_run_dir(self):
+    @contextmanager
+    def _new_run_dir(self):
+        """The run's folder with its config.json; removed again when the run fails before its first step is logged."""
+        made, log = not self.run_dir.exists(), self.run_dir / "log.jsonl"
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             if any(self.run_dir.iterdir()):
                 raise UserError(f"{self.run_dir}: is not empty", "name another --run-dir")
         except OSError as error:
             raise UserError(f"{self.run_dir}: cannot be made ({error.strerror})", "name another --run-dir") from None
-        settings = asdict(self.run) | asdict(self.config) | {"model": str(self.checkpoint.folder), "steps": self.steps}
-        write_object(self.run_dir / "config.json", settings)
+        settings = asdict(self.run) | asdict(self.config) | self.origin
+        write_object(self.run_dir / "config.json", settings | {
+            "model": str(self.checkpoint.folder), "adapter": self.adapter, "steps": self.steps, "version": __version__})
+        try:
+            yield
+        except BaseException:
+            if not log.exists() or not log.stat().st_size:
+                for path in self.run_dir.iterdir():
+                    path.unlink()
+                if made:
+                    self.run_dir.rmdir()
+            raise
 
     @contextmanager
     def _interruptible(self):
         """The first Ctrl-C ends the run after its step; the second ends it at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield                                # only the main thread may handle signals
+            return
+
         def stop(*_):
             self.stopping = True
             signal.signal(signal.SIGINT, before)
             self.readout.message("stopping after this step; Ctrl-C again stops at once")
 
         before = signal.signal(signal.SIGINT, stop)
-        yield
-        signal.signal(signal.SIGINT, before)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)

@@ -14,8 +14,15 @@ def gradients(shape=(2, 131), config=None, **changes):
 
 
 def different(ours, theirs):
-    """Names whose bits differ; NaN counts as different."""
-    return [name for name in ours if not (ours[name] == theirs[name]).all()]
+    """Names whose bits differ, the sign of a zero included; NaN counts as different."""
+    return [name for name in ours if ours[name].tobytes() != theirs[name].tobytes() or np.isnan(ours[name]).any()]
+
+
+def test_the_comparison_sees_every_bit():
+    zero, other = np.zeros(3, np.float32), np.array([0, -0.0, 0], np.float32)
+    assert different({"a": zero}, {"a": zero.copy()}) == []
+    assert different({"a": zero}, {"a": other}) == ["a"]
+    assert different({"a": zero * np.nan}, {"a": zero * np.nan}) == ["a"]
 
 
 @pytest.mark.parametrize("trainable", ["lora", "full"])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mesp_np.generate import generator
 from tests import golden_data
 
 TOLERANCE = 1e-10
@@ -11,6 +12,18 @@ EXACT = ("store", "mebp", "mesp-store-h", "mesp", "mesp-lean")
 
 def relative(ours, theirs):
     return np.abs(ours - theirs).max() / np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("trainable", ["lora", "full"])
+def test_loss_and_logits(trainable, tied):
+    """The loss of the batch, and the logits of every position, each row fed to a generator token by token."""
+    golden = golden_data.load(f"{trainable}_{'tied' if tied else 'untied'}")
+    with golden_data.engine(tied, trainable=trainable) as engine:
+        assert relative(engine.loss(golden_data.batch(golden)), golden["loss"]) < TOLERANCE
+        for ids, logits in zip(golden["ids"], golden["logits"], strict=True):
+            source = generator(engine, len(ids))
+            assert relative(np.array([source.logits([token]) for token in ids]), logits) < TOLERANCE
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mesp_np.arena import phantom
-from mesp_np.ledger import STAGES, Ledger, first_difference, peak_difference, show_bytes
+from mesp_np.ledger import STAGES, Ledger, first_difference, peak_difference, show_bytes, spans
 
 
 def play(story, ledger=None):
@@ -41,7 +41,6 @@ def test_an_empty_ledger():
     ledger = Ledger()
     assert (ledger.live, ledger.live_peak, ledger.at_peak(), ledger.tensors()) == (0, 0, [], [])
     assert ledger.stage_peak_bytes() == dict.fromkeys(STAGES, 0)
-    assert ledger.staircase(10) == []
 
 
 @pytest.mark.parametrize("story, live, peak, composition", [
@@ -108,12 +107,12 @@ def test_events_carry_the_running_total():
     assert [event.live for event in play("+a:100 +b:50 -a b>c -c").events] == [100, 150, 50, 50, 0]
 
 
-def test_staircase():
-    """The most that was live within each span; never more spans than events."""
-    ledger = play("+a:1 +b:2 -a +c:9 -c -b")                         # 1 3 2 11 2 0
-    assert ledger.staircase(3) == [3, 11, 2]
-    assert ledger.staircase(100) == [1, 3, 2, 11, 2, 0]
-    assert ledger.staircase(1) == [11]
+@pytest.mark.parametrize("points, pieces", [(1, [[1, 2, 3, 4, 5]]), (2, [[1, 2], [3, 4, 5]]),
+                                            (5, [[1], [2], [3], [4], [5]]), (100, [[1], [2], [3], [4], [5]])])
+def test_spans(points, pieces):
+    """Everything once and in order, in pieces of near equal length; none is empty."""
+    assert spans(range(1, 6), points) == pieces
+    assert spans([], points) == []
 
 
 def test_first_difference():

@@ -6,8 +6,9 @@
 
 Every weight is trained (`--trainable full`), from a seeded start: embeddings and
 projections normal, scaled so that each layer keeps the size of what it reads; norms one;
-biases zero.  The model is written to RUN_DIR/model; copy its files into weights/ when it
-is good.  RUN_DIR/summary.json has the losses that weights/README.md reports.
+biases zero.  The model is written to RUN_DIR/model in float32, and rounded once to bf16 in
+RUN_DIR/bf16; copy the files of the latter into weights/ when it is good.
+RUN_DIR/summary.json has the losses that weights/README.md reports.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
+from mesp_np.checkpoint import folder
 from mesp_np.checkpoint.folder import Checkpoint
 from mesp_np.checkpoint.tokenizer import Tokenizer
 from mesp_np.config import PRESETS, RunConfig
@@ -66,6 +68,8 @@ def main():
     with make(Console(), live=True, every=25) as readout:
         Run(checkpoint, run, config, train, [valid.batch(i) for i in range(valid.per_epoch)], args.run_dir,
             readout).start()
+    trained = folder.load(args.run_dir / "model")
+    folder.save(args.run_dir / "bf16", CONFIG, trained.weights, args.tokenizer, dtype="bf16")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from mesp_np.errors import UserError
 
+WINDOWS = os.name == "nt"
+
 
 @contextmanager
 def new_file(path):
@@ -89,8 +91,14 @@ def _settle(path, old):
 
 
 def _flush(path):
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Wait until a file, or the names in a folder, are on the disk.
+
+    Windows flushes only what is open for writing, and no folders.
+    """
+    folder = path.is_dir()
+    if folder and WINDOWS:
+        return
+    descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

@@ -29,6 +29,9 @@ def main(argv=None):
         command.add_flags(own)
         own.set_defaults(run=command.run)
     args = parser.parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):       # a console that cannot show a glyph shows a ? in its place
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="mesp_np")   # overflows are told as a bad loss
     try:
         return args.run(args) or 0

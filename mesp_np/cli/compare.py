@@ -5,6 +5,7 @@ the first method's; MeZO's are an estimate, whose cosine is shown beside the the
 """
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 from rich.console import Console
@@ -48,7 +49,7 @@ def run(args):
                              args.rounds, status.update)
     result = describe(contenders, baseline)
     if args.json:
-        print(json.dumps({"run": settings.to_json() | {"model": str(checkpoint.folder)}, "methods": result}))
+        print(json.dumps({"run": asdict(settings) | {"model": str(checkpoint.folder)}, "methods": result}))
     else:
         _report(console, result, contenders, baseline, settings)
 

@@ -38,6 +38,9 @@ RUN_HELP = {
 }
 
 
+MOST_THREADS = 8                        # that make sense on fewer cores: to see that the bits are the same
+
+
 def add_config_flags(parser, config_class, help_texts):
     """A flag for each field named in `help_texts`, with the field's own default."""
     for field in fields(config_class):
@@ -75,7 +78,9 @@ def run_config(args, **defaults):
         if clash:
             raise UsageError(f"--{clash[0]} differs from that of {args.adapter}", "leave it out; the adapter decides")
         settings |= own
-    if settings["threads"] > cores():
+        if settings.get("trainable") == "full":
+            raise UsageError("--adapter cannot go with --trainable full", "leave one of them out")
+    if settings["threads"] > max(MOST_THREADS, cores()):
         raise UsageError(f"--threads is {settings['threads']}", f"this machine has {cores()} cores")
     return RunConfig(**settings)
 

@@ -1,13 +1,17 @@
 """Continue a text, greedily or by sampling, with a key/value cache."""
 
+import math
 import sys
+
+from rich.console import Console
 
 from mesp_np.checkpoint import adapter
 from mesp_np.cli import flags
 from mesp_np.config import RunConfig
 from mesp_np.engine import Engine, plan_setup
 from mesp_np.errors import UsageError
-from mesp_np.generate import Generator, generate
+from mesp_np.generate import generate, generator
+from mesp_np.readout import make
 
 
 def add_flags(parser):
@@ -21,21 +25,22 @@ def add_flags(parser):
 
 
 def run(args):
-    if args.max_tokens < 1 or args.temperature < 0 or not 0 < args.top_p <= 1:
+    if args.max_tokens < 1 or not 0 <= args.temperature < math.inf or not 0 < args.top_p <= 1:
         raise UsageError("--max-tokens must be 1 or more, --temperature 0 or more, --top-p in (0, 1]")
     checkpoint = flags.checkpoint(args)
     ids = checkpoint.tokenizer.encode(args.prompt)
     positions = min(checkpoint.config.max_position_embeddings, len(ids) + args.max_tokens)
-    settings = flags.run_config(args, method="mezo", optimizer="sgd", batch_size=1, seq=positions,
-                                **({} if args.adapter else {"trainable": "none"}))
+    settings = flags.run_config(args, optimizer="sgd", batch_size=1, seq=positions,
+                                trainable="lora" if args.adapter else "none")
     setup = plan_setup(checkpoint.config, settings, checkpoint.weights)
     with Engine(checkpoint.config, checkpoint.weights, settings, setup) as engine:
         if args.adapter:
             adapter.load(args.adapter, engine.parameters, settings)
-        generator = Generator(engine.config, engine.model.params, engine.team, engine.arena.dtype, positions)
         stop = checkpoint.eos_ids | {checkpoint.tokenizer.eos_id}
-        new = generate(generator, ids, args.max_tokens, stop, args.temperature, args.top_p, settings.seed)
-        _stream(args.prompt, new, checkpoint.tokenizer)
+        new = generate(generator(engine, positions), ids, args.max_tokens, stop, args.temperature, args.top_p,
+                       settings.seed)
+        with make(Console(stderr=True), live=False).compiling():
+            _stream(args.prompt, new, checkpoint.tokenizer)
 
 
 def _stream(prompt, new, tokenizer):

@@ -26,20 +26,21 @@ def run(args):
     settings = flags.run_config(args)
     name, config, weights = flags.config_and_weights(args)
     plan = plan_step(config, settings, weights=weights)
-    result = describe(plan, name)
+    result = describe(plan, name, weights)
     if args.json:
         print(json.dumps(result))
     else:
-        report(result, weights, Console())
+        report(result, Console())
 
 
-def describe(plan, model):
+def describe(plan, model, weights):
     """The plan as plain values, under the names of --json."""
     ledger, flops = plan.ledger, plan.flops
     return {"model": model, "method": plan.run.method, "keep": list(plan.run.keep), "batch": plan.shape[0],
             "seq": plan.shape[1], "rank": plan.run.rank, "loss": plan.run.loss, "update": plan.run.update,
             "optimizer": plan.run.optimizer, "dtype": plan.run.dtype, "threads": plan.run.threads,
             "trainable_parameters": plan.trainable_parameters,
+            "frozen_weight_bytes": 0 if plan.run.trainable == "full" else sum(w.nbytes for w in weights.values()),
             "live_peak_bytes": plan.live_peak_bytes, "extent_bytes": plan.extent_bytes,
             "stage_peak_bytes": ledger.stage_peak_bytes(), "category_bytes_at_peak": ledger.category_bytes_at_peak(),
             "at_peak": [tensor._asdict() for tensor in ledger.at_peak()],
@@ -47,7 +48,7 @@ def describe(plan, model):
             "events": len(ledger.events)}
 
 
-def report(result, weights, console):
+def report(result, console):
     """For a person: totals, stages, categories, and the largest tensors at the peak."""
     console.print(f"[bold]{result['model']}[/]  {result['method']}  batch {result['batch']} x {result['seq']}  "
                   f"rank {result['rank']}  loss {result['loss']}  update {result['update']}  {result['optimizer']}  "
@@ -56,8 +57,7 @@ def report(result, weights, console):
     totals.add_row("live peak", show_bytes(result["live_peak_bytes"]))
     totals.add_row("extent", show_bytes(result["extent_bytes"]) + ", what the arena takes")
     totals.add_row("trained numbers", f"{result['trainable_parameters']:,}")
-    frozen = sum(array.nbytes for array in weights.values())
-    totals.add_row("weights in the file", show_bytes(frozen) + ", mapped and not counted")
+    totals.add_row("frozen weights", show_bytes(result["frozen_weight_bytes"]) + ", mapped and not counted")
     totals.add_row("FLOPs", "  ".join(f"{phase} {count / 1e9:,.2f} G" for phase, count in result["flops"].items()))
     totals.add_row("events", f"{result['events']:,}")
     console.print(totals, highlight=False)

@@ -17,7 +17,7 @@ from mesp_np.config import RunConfig
 from mesp_np.data import rows
 from mesp_np.data.batches import Batches
 from mesp_np.errors import UsageError
-from mesp_np.readout import make, perplexity
+from mesp_np.readout import make
 from mesp_np.train import Run, TrainConfig
 
 EPOCHS = 4                       # when neither --iters nor --epochs is given
@@ -60,8 +60,8 @@ def run(args):
     console = Console(quiet=args.json)
     with make(console, live=True) as readout:
         _introduce(readout, checkpoint, settings, train, valid, batches)
-        summary = Run(checkpoint, settings, config, batches, _in_order(valid, settings), run_dir, readout).start(
-            args.adapter)
+        summary = Run(checkpoint, settings, config, batches, _in_order(valid, settings), run_dir, readout,
+                      args.adapter, {"data": str(_data(args))}).start()
     _conclude(console, summary, run_dir)
     if args.json:
         print(_summary_json(summary, run_dir))
@@ -114,8 +114,8 @@ def _conclude(console, summary, run_dir):
             console.print(summary[key], markup=False, highlight=False)
     console.print()
     if before is not None:
-        console.print(f"valid loss {before:.4f} -> {after:.4f}, perplexity {perplexity(before):.2f} -> "
-                      f"{perplexity(after):.2f}", highlight=False)
+        console.print(f"valid loss {before:.4f} -> {after:.4f}, perplexity {summary['valid_perplexity_before']:.2f} -> "
+                      f"{summary['valid_perplexity_after']:.2f}", highlight=False)
     state = "interrupted; what was trained so far is" if summary["interrupted"] else "done;"
     console.print(f"{state} in {run_dir}", highlight=False)
 

@@ -5,13 +5,15 @@ kept for all of them at once?  MeZO has a driver of its own.  To add a method, w
 file with a KEEP set and its table, and enter it here.
 
 Each file gives its live peak as a closed formula, in elements beyond what all methods
-share.  The formulas are evaluated by tests/test_formulas.py against the ledger, to the byte.
+share.  The formulas are evaluated by tests/test_formulas.py against the ledger, to the byte, for
+the Qwen2.5 shapes.  They name the moments that can be the peak when H*E = D, F >= 2 D, R is well
+below D, and the weights are stored in another dtype than the run's (else there is no weight tile).
 Letters: L layers, N = B*T rows, D width, F MLP width, H and K heads, E head dimension,
 Q = H*E, KV = K*E, R rank, V vocabulary, C rows (or W tokens) of the loss tile, W1 threads.
 
     g = 2*R*(D + Q) + 2*R*(D + KV) + 3*R*(D + F)
     head_rows = N*(2*D + 1) + C*(D + V)
-    head_vocab = N*(2*D + 1) + N*(2*D + 2 + C)
+    head_vocab = N*(2*D + 1) + N*(2*D + 3 + C)
     tiles = W1*(2*min(64, T)*T + T*E)
     fixed = L*g*(1 + moments) + T*E + W1*(weight_tile + product_tile) + N
 

@@ -6,7 +6,7 @@
                dx = backward of block_l;  free x_l
 
 Without checkpoints (`store`) the forward keeps the names of every block, and nothing is
-replayed.  Below the first layer that trains, nothing is checkpointed or differentiated.
+replayed.  Nothing below the lowest trained tensor is differentiated.
 
 With the fused update a layer's parameters move as soon as its gradients and the dx below
 it are formed: lower layers never read them again, so the step is the same step.
@@ -25,9 +25,7 @@ def gradients(engine, inputs, scale, update=None):
     """
     arena, model, method = engine.arena, engine.model, engine.method
     outside = trainable(model.params.outside)
-    layers = model.params.layers
-    lowest = 0 if outside else min(i for i, layer in enumerate(layers) if trainable(members(layer)))
-    x, passes = _forward(engine, inputs, lowest)
+    x, passes = _forward(engine, inputs)
     arena.stage("loss")
     engine.make_gradients(outside)
     dx = model.loss(x, inputs, scale)
@@ -40,7 +38,7 @@ def gradients(engine, inputs, scale, update=None):
             engine.make_gradients(parameters)
             if method.checkpoint:
                 saved = block.replay(x, method.keep)
-            block.backward(saved, dx, below=block.index > lowest or bool(outside))
+            block.backward(saved, dx, below=bool(passes or outside))
             arena.free(x)
             if update:
                 update(parameters)
@@ -48,21 +46,16 @@ def gradients(engine, inputs, scale, update=None):
         arena.free(dx)
 
 
-def _forward(engine, inputs, lowest):
-    """The last block's output, and (block, x, Saved) of every block from `lowest` up."""
+def _forward(engine, inputs):
+    """The last block's output, and (block, x, Saved) of every block."""
     arena, model, method = engine.arena, engine.model, engine.method
-    held = "checkpoint" if method.checkpoint else "kept"
+    keep, held = (frozenset(), "checkpoint") if method.checkpoint else (method.keep, "kept")
     x = model.embed(inputs)
     passes = []
     for block in model.blocks(*inputs.shape):
-        trains = block.index >= lowest
-        keep = method.keep if trains and not method.checkpoint else frozenset()
-        arena.rename(x, f"layer.{block.index}.x", held if trains else "temp")
+        arena.rename(x, f"layer.{block.index}.x", held)
         out, saved = block.forward(x, keep)
-        if trains:
-            passes.append((block, x, saved))
-        else:
-            arena.free(x)
+        passes.append((block, x, saved))
         x = out
     return arena.rename(x, "final.x", "temp"), passes
 

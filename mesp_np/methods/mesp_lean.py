@@ -1,8 +1,9 @@
 """mesp-lean: the least that does not cost a second full forward.  Ours, beyond the paper.
 
 The replay runs attention once and stops at mid.  What the MLP needs is built from mid in
-the backward, once, because nothing of it was built before; so the replay and the rebuilds
-together cost one forward, plus q, k and v a second time (7 % of a block of Qwen2.5-0.5B).
+the backward, once, because nothing of it was built before; so of the large products the replay
+and the rebuilds together repeat those of one forward, but for down_proj's, and q, k and v once
+more (7 % of a block of Qwen2.5-0.5B).
 Bytes are for Qwen2.5-0.5B, B=1, T=256, r=8.
 
     tensor      shape           bytes   kept?  why

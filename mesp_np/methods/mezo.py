@@ -42,7 +42,7 @@ from functools import partial
 import numpy as np
 
 from mesp_np.ops.noise import add_noise, key
-from mesp_np.ops.optim_steps import fill
+from mesp_np.ops.fill import fill
 
 
 def projections(engine, window, tokens):

@@ -6,6 +6,15 @@ kernels: scalar loops over a row range that allocate nothing and write only to t
 outputs.  Ops never see the arena: they get arrays.
 """
 
+import hashlib
+import shutil
+import tempfile
+from pathlib import Path
+
+import numba
+
+HERE = Path(__file__).parent
+
 
 class ShapeError(ValueError):
     """An op was given arrays whose shapes do not fit together."""
@@ -16,3 +25,29 @@ def expect(shape, **arrays):
     for name, array in arrays.items():
         if array is not None and array.shape != tuple(shape):
             raise ShapeError(f"{name} has shape {array.shape}, expected {tuple(shape)}")
+
+
+def cache_folder(bases=(HERE / "__pycache__", Path.home() / ".cache" / "mesp_np")):
+    """Where compiled kernels are kept, named by a hash of all the ops.
+
+    Numba looks only at the file a kernel stands in: after an edit to a function that it calls
+    from another file, it would go on with the old code.  Where no base can be written to,
+    kernels are kept for this process alone.
+    """
+    sources = b"".join(path.read_bytes() for path in sorted(HERE.glob("*.py")))
+    name = "kernels-" + hashlib.sha256(sources).hexdigest()[:16]
+    for base in bases:
+        try:
+            fresh = not (base / name).exists()
+            (base / name).mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=base / name).close()
+        except OSError:
+            continue
+        for old in base.glob("kernels-*") if fresh else ():
+            if old.name != name:
+                shutil.rmtree(old, ignore_errors=True)
+        return str(base / name)
+    return tempfile.mkdtemp(prefix="mesp_np-")
+
+
+numba.config.CACHE_DIR = numba.config.CACHE_DIR or cache_folder()

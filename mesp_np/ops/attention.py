@@ -23,7 +23,7 @@ Backward  ctx is linear in v and in p:
 
 Saved      q, k, v, and p if it is kept: B H T S numbers, the block's largest tensor when T is long
 Recomputed without p: a row tile of p at a time from q and k, by the forward's own calls, so
-           nothing of shape (T, S) exists; about a third of the backward's products more
+           nothing of shape (T, S) exists; five products in the backward instead of four
 Cost       4 B H T S E FLOPs forward and 8 backward, about half of it skipped as masked
 
 Tiles     TILE query rows at a time.  A tile multiplies only with the keys up to its last
@@ -99,7 +99,8 @@ def forward(team, ctx, q, k, v, shape, scratch):
         b, h = divmod(tile, H)
         g = _group(h, q, k)
         for rows, seen in _row_tiles(T, S):
-            p = _tile(scratch[worker], 0, rows, seen)
+            count = rows.stop - rows.start
+            p = scratch[worker, :count * seen].reshape(count, seen)
             _probability_tile(p, q[b, rows, h], k[b, :seen, g])
             np.matmul(p, v[b, :seen, g], out=ctx4[b, rows, h])
 
@@ -116,41 +117,40 @@ def backward(team, dq, dk, dv, dctx, q, k, v, p, shape, scratch):
     expect(q.shape, dq=dq, dctx=dctx)
     expect(k.shape, dk=dk, dv=dv)
     expect(shape, p=p)
-    dq4, dk4, dv4 = _heads(shape, dq, dk, dv)
+    dq, dk, dv = _heads(shape, dq, dk, dv)
     q, k, v = _heads(shape, q, k, v)
-    dctx4 = dctx.reshape(q.shape, copy=False)
+    dctx = dctx.reshape(q.shape, copy=False)
     K, E = k.shape[2:]
     _expect_room(scratch, team.threads, backward_scratch(T, S, E))
-    alpha = _alpha(q)
-
-    def one_tile(scratch, b, h, g, rows, seen):
-        q_rows, dctx_rows = q[b, rows, h], dctx4[b, rows, h]
-        keys, values = k[b, :seen, g], v[b, :seen, g]
-        size = min(TILE, T) * S
-        da = _tile(scratch, size, rows, seen)
-        product = scratch[2 * size:2 * size + seen * E].reshape(seen, E)
-        if p is None:
-            p_tile = _tile(scratch, 0, rows, seen)
-            _probability_tile(p_tile, q_rows, keys)
-        else:
-            p_tile = p[b, h, rows, :seen]
-        np.matmul(p_tile.T, dctx_rows, out=product)
-        _add(dv4[b, :seen, g], product)
-        np.matmul(dctx_rows, values.T, out=da)
-        _softmax_backward(da, p_tile, alpha)
-        np.matmul(da, keys, out=dq4[b, rows, h])
-        np.matmul(da.T, q_rows, out=product)
-        _add(dk4[b, :seen, g], product)
 
     def task(worker, tile):
         b, g = divmod(tile, K)
-        dk4[b, :, g] = 0
-        dv4[b, :, g] = 0
+        dk[b, :, g] = 0
+        dv[b, :, g] = 0
         for h in range(g * H // K, (g + 1) * H // K):
             for rows, seen in _row_tiles(T, S):
-                one_tile(scratch[worker], b, h, g, rows, seen)
+                gradients = dq[b, rows, h], dk[b, :seen, g], dv[b, :seen, g]
+                inputs = dctx[b, rows, h], q[b, rows, h], k[b, :seen, g], v[b, :seen, g]
+                _backward_tile(*gradients, *inputs, None if p is None else p[b, h, rows, :seen], scratch[worker])
 
     team.run(dq, B * K, task, flops=_flops(B, H, T, S, E, 4 if p is not None else 5))
+
+
+def _backward_tile(dq, dk, dv, dctx, q, k, v, p, scratch):
+    """dq, and additions to dk and dv, for one head's row tile and the keys it sees."""
+    size, (seen, E) = len(q) * len(k), k.shape
+    da, scratch = scratch[:size].reshape(len(q), seen), scratch[size:]
+    product, scratch = scratch[:seen * E].reshape(seen, E), scratch[seen * E:]
+    if p is None:
+        p = scratch[:size].reshape(len(q), seen)
+        _probability_tile(p, q, k)
+    np.matmul(p.T, dctx, out=product)
+    _add(dv, product)
+    np.matmul(dctx, v.T, out=da)
+    _softmax_backward(da, p, _alpha(q))
+    np.matmul(da, k, out=dq)
+    np.matmul(da.T, q, out=product)
+    _add(dk, product)
 
 
 def _heads(shape, q, k, v):
@@ -179,11 +179,6 @@ def _row_tiles(T, S):
     for start in range(0, T, TILE):
         stop = min(T, start + TILE)
         yield slice(start, stop), stop + S - T
-
-
-def _tile(scratch, start, rows, seen):
-    count = rows.stop - rows.start
-    return scratch[start:start + count * seen].reshape(count, seen)
 
 
 def _probability_tile(p, q_rows, keys):

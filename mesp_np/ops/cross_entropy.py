@@ -4,6 +4,8 @@ Shapes    logits, dlogits : (C, V)    C rows, V tokens; or (C, W), a tile of W c
           labels          : (C,)      the token that follows each row
           losses          : (C,)      loss of each row
           largest, total  : (C,)      running maximum and sum of exponentials of a row
+          shrink          : (C,)      by what a new maximum makes older sums smaller
+          dx, target      : (C, D)    gradient of the head's input; rows W_label of its weight (V, D)
 
 Forward   m_c    = max_v logits_cv
           lse_c  = m_c + log sum_v exp(logits_cv - m_c)
@@ -16,19 +18,26 @@ Backward  d lse_c / d logits_cv = exp(logits_cv - lse_c), the softmax, and the l
           It needs no upstream gradient (L is the last thing computed) and is written over
           the logits at once.
 
-Tiles     Over the vocabulary (`accumulate` then `gradient_tile`): the maximum and the sum are
-          updated tile by tile.  When a tile raises the maximum from m to m', the sum so far
-          is multiplied by exp(m - m').
+Tiles     Over the vocabulary: `accumulate` updates the maximum and the sum tile by tile.  When
+          a tile raises the maximum from m to m', what was summed so far is multiplied by
+          shrink = exp(m - m').  logits = x W^T of a frozen head need no second look, since
+              dx_c = sum_v dlogits_cv W_v = scale (sum_v e_cv W_v / sum_v e_cv - W_label),
+              e_cv = exp(logits_cv - m_c):
+          the tile of e that `accumulate` leaves behind is multiplied with its tile of W at
+          once, the sum shrinks along (`shrink_rows`), and `combine` ends it.  A head that is
+          trained needs dlogits itself for dW = dlogits^T x: then each tile of logits is formed
+          once more and `gradient_tile` turns it into dlogits.
 
-Saved      nothing: the gradient replaces the logits
-Recomputed in the tiled form, each tile of logits once more: 2 C V D FLOPs
+Saved      nothing: the gradient, or e, replaces the logits
+Recomputed with a trained head in the tiled form, the logits: 2 C V D FLOPs
 Cost       about 4 C V FLOPs forward, 3 C V backward
 
 Rows whose label is -100 never get here: they have no loss, no gradient and no logits.
-Sums run in float64.
+Sums over a row, or over a row's part in a tile, run in float64.
 
 Source    transformers' causal LM loss: float32 logits, ignore_index -100, sum over tokens
-          divided by their number; running maximum: Milakov and Gimelshein, arXiv 1805.02867.
+          divided by their number; running maximum: Milakov and Gimelshein, arXiv 1805.02867;
+          the sum that shrinks along: as in attention by tiles, Rabe and Staats, arXiv 2112.05682.
 """
 
 import math
@@ -52,13 +61,26 @@ def backward(team, logits, losses, labels, scale):
     team.rows(_backward, logits, losses, labels, logits.dtype.type(scale), flops=7)
 
 
-def accumulate(team, largest, total, losses, logits, labels, first):
-    """Take in a tile: logits (C, W) of tokens first .. first + W - 1.
+def accumulate(team, logits, largest, total, shrink, losses, labels, first):
+    """Take in a tile: logits (C, W) of tokens first .. first + W - 1 become exp(logits - largest).
 
     Before the first tile largest is -inf and total 0; losses collects -logits[label].
     """
-    expect(logits.shape[:1], largest=largest, total=total, losses=losses, labels=labels)
-    team.rows(_accumulate, largest, total, losses, logits, labels, first, width=logits.shape[1], flops=4)
+    expect(logits.shape[:1], largest=largest, total=total, shrink=shrink, losses=losses, labels=labels)
+    team.rows(_accumulate, logits, largest, total, shrink, losses, labels, first, flops=4)
+
+
+def shrink_rows(team, dx, shrink):
+    """dx (C, D), a sum under an older maximum, under the present one."""
+    expect(dx.shape[:1], shrink=shrink)
+    team.rows(_shrink_rows, dx, shrink, flops=1)
+
+
+def combine(team, dx, target, total, scale):
+    """dx (C, D) from the sum of e W after the last tile: scale (dx / total - target)."""
+    expect(dx.shape, target=target)
+    expect(dx.shape[:1], total=total)
+    team.rows(_combine, dx, target, total, dx.dtype.type(scale), flops=3)
 
 
 def finish(team, losses, largest, total):
@@ -109,17 +131,33 @@ def _backward(logits, losses, labels, scale, start, stop):
 
 
 @njit(cache=True, nogil=True)
-def _accumulate(largest, total, losses, logits, labels, first, start, stop):
+def _accumulate(logits, largest, total, shrink, losses, labels, first, start, stop):
     for c in range(start, stop):
+        if first <= labels[c] < first + logits.shape[1]:
+            losses[c] -= logits[c, labels[c] - first]
         new = largest[c]
         for v in range(logits.shape[1]):
             new = max(new, logits[c, v])
-        running = total[c] * math.exp(largest[c] - new)
+        shrink[c] = math.exp(largest[c] - new)
+        running = 0.0
         for v in range(logits.shape[1]):
-            running += math.exp(logits[c, v] - new)
-        largest[c], total[c] = new, running
-        if first <= labels[c] < first + logits.shape[1]:
-            losses[c] -= logits[c, labels[c] - first]
+            logits[c, v] = math.exp(logits[c, v] - new)
+            running += logits[c, v]
+        largest[c], total[c] = new, total[c] * shrink[c] + running
+
+
+@njit(cache=True, nogil=True)
+def _shrink_rows(dx, shrink, start, stop):
+    for c in range(start, stop):
+        for d in range(dx.shape[1]):
+            dx[c, d] *= shrink[c]
+
+
+@njit(cache=True, nogil=True)
+def _combine(dx, target, total, scale, start, stop):
+    for c in range(start, stop):
+        for d in range(dx.shape[1]):
+            dx[c, d] = scale * (dx[c, d] / total[c] - target[c, d])
 
 
 @njit(cache=True, nogil=True)

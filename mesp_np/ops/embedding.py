@@ -1,6 +1,6 @@
 """Embedding: look up a row of the table for each token.
 
-Shapes    ids       : (N,)      token ids, checked to be in [0, V) before they get here
+Shapes    ids       : (N,)      token ids in [0, V); Batch.check sees to it
           table     : (V, D)    any stored form when frozen
           out, dout : (N, D)
           dtable    : (V, D)
@@ -13,6 +13,8 @@ Backward  Row v of the table reaches every position where its token stands, with
 Saved      ids (N,)
 Recomputed nothing
 Cost       no FLOPs forward, N D additions backward
+
+Source    Bengio et al., A Neural Probabilistic Language Model, 2003: a row for each word.
 
 The scatter-add runs over columns, not rows: two equal ids then never meet in two
 workers, and the order of the sum is the order of the rows.

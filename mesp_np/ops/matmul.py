@@ -16,7 +16,11 @@ Tiles     out is cut into ROWS x COLUMNS tiles, and K into pieces of DEPTH.  For
           A weight is never dense as a whole: a tile costs DEPTH * COLUMNS elements.
           The cuts depend on (M, K, N) alone: the same bits for any number of threads.
 
-Cost      2 M K N FLOPs.
+Saved      a and b, by whoever calls
+Recomputed nothing
+Cost       2 M K N FLOPs
+
+Source    each tile is a gemm of BLAS level 3 (Dongarra et al., 1990), through NumPy.
 """
 
 import numpy as np
@@ -25,7 +29,7 @@ from numba import njit
 from mesp_np.ops import expect
 from mesp_np.ops.quant import dense
 
-ROWS, COLUMNS, DEPTH = 256, 128, 1024
+ROWS, COLUMNS, DEPTH = 256, 256, 1024
 
 
 def lend(team, weight_tile, product_tile):
@@ -42,7 +46,8 @@ def scratch_elements(rows, width):
 def multiply(team, out, a, b, add=False, scale=1.0):
     """out = a b, or out += scale a b.
 
-    out (M, N), a (M, K), b (K, N); views are fine, out's rows must be contiguous.
+    out (M, N), a (M, K), b (K, N); views are fine, out's rows must be contiguous.  `scale`
+    goes with `add` only.
     """
     (M, K), N = a.shape, b.shape[1]
     expect((M, N), out=out)

@@ -26,9 +26,9 @@ import numpy as np
 from numba import njit
 
 from mesp_np.ops import expect
-from mesp_np.ops.optim_steps import flat
+from mesp_np.ops.fill import flat
 
-GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 MASK = (1 << 64) - 1
 
 
@@ -47,17 +47,17 @@ def add_noise(team, out, base, key, scale):
 
 
 def _mix_int(word):
-    word = ((word ^ word >> 30) * 0xBF58476D1CE4E5B9) & MASK
-    word = ((word ^ word >> 27) * 0x94D049BB133111EB) & MASK
+    word = ((word ^ word >> 30) * FIRST) & MASK
+    word = ((word ^ word >> 27) * SECOND) & MASK
     return word ^ word >> 31
 
 
 @njit(cache=True, nogil=True)
 def _uniform(key, counter):
     """A float64 in [0, 1) with 53 random bits."""
-    word = key + np.uint64(counter + 1) * np.uint64(0x9E3779B97F4A7C15)
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    word = key + np.uint64(counter + 1) * np.uint64(GOLDEN)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(FIRST)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(SECOND)
     word = word ^ (word >> np.uint64(31))
     return (word >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 

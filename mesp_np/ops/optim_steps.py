@@ -27,6 +27,7 @@ import math
 from numba import njit
 
 from mesp_np.ops import expect
+from mesp_np.ops.fill import flat
 
 
 def sgd(team, param, grad, rate, decay, clip):
@@ -50,16 +51,6 @@ def add_squares(team, total, grad):
     team.run(total, 1, lambda *_: _add_squares(total, flat(grad)), flops=2 * grad.size)
 
 
-def fill(team, out, value):
-    """Every element of out = value."""
-    team.rows(_fill, flat(out), out.dtype.type(value), flops=0)
-
-
-def flat(array):
-    """The array as one row of numbers; raises ValueError rather than copy."""
-    return array.reshape(-1, copy=False)
-
-
 @njit(cache=True, nogil=True)
 def _sgd(param, grad, rate, decay, clip, start, stop):
     for i in range(start, stop):
@@ -81,9 +72,3 @@ def _adamw(param, grad, first, second, rate, beta1, beta2, bias1, bias2, eps, de
 def _add_squares(total, grad):
     for i in range(len(grad)):
         total[0] += grad[i] * grad[i]
-
-
-@njit(cache=True, nogil=True)
-def _fill(out, value, start, stop):
-    for i in range(start, stop):
-        out[i] = value

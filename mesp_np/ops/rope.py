@@ -30,10 +30,10 @@ from numba import njit
 from mesp_np.ops import ShapeError, expect
 
 
-def tables(team, cos, sin, base, first=0):
-    """cos, sin (T, E/2) for positions first .. first + T - 1."""
+def tables(team, cos, sin, base):
+    """cos, sin (T, E/2) for positions 0 .. T - 1."""
     expect(cos.shape, sin=sin)
-    team.rows(_tables, cos, sin, float(base), first, flops=4)
+    team.rows(_tables, cos, sin, float(base), flops=4)
 
 
 def forward(team, x, cos, sin):
@@ -55,13 +55,13 @@ def _rotate(team, x, cos, sin, sign):
 
 
 @njit(cache=True, nogil=True)
-def _tables(cos, sin, base, first, start, stop):
+def _tables(cos, sin, base, start, stop):
     half = cos.shape[1]
     kind = cos.dtype.type
     for i in range(half):
         frequency = kind(1.0) / kind(base ** (i / half))
         for t in range(start, stop):
-            angle = kind(first + t) * frequency
+            angle = kind(t) * frequency
             cos[t, i] = math.cos(float(angle))
             sin[t, i] = math.sin(float(angle))
 

@@ -12,6 +12,8 @@ Backward  A row that was chosen has factor one, a row that was not has none:
 Saved      rows (C,)
 Recomputed nothing
 Cost       no FLOPs
+
+Source    ignore_index of the transformers causal LM loss: such rows add nothing to loss or gradient.
 """
 
 from numba import njit

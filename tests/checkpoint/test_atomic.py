@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from mesp_np.checkpoint import atomic
 from mesp_np.checkpoint.atomic import new_file, new_folder
 from mesp_np.errors import UserError
 
@@ -72,6 +73,34 @@ def test_full_disk(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="file: cannot be written .No space left"), new_file(tmp_path / "file") as file:
         file.write(b"new")
     assert content(tmp_path / "folder") == {"a": "old", "b": "old"} and os.listdir(tmp_path) == ["folder"]
+
+
+def test_windows(tmp_path, monkeypatch):
+    """Windows opens no folder, and flushes only what is open for writing."""
+    plain_open, plain_sync, writable = os.open, os.fsync, set()
+
+    def windows_open(path, flags, **inside):                     # rmtree opens folders its own way
+        if os.path.isdir(path) and not inside:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        descriptor = plain_open(path, flags, **inside)
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            writable.add(descriptor)
+        return descriptor
+
+    def windows_sync(descriptor):
+        if descriptor not in writable:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        plain_sync(descriptor)
+
+    monkeypatch.setattr(atomic, "WINDOWS", True)
+    monkeypatch.setattr(os, "open", windows_open)
+    monkeypatch.setattr(os, "fsync", windows_sync)
+    save_folder(tmp_path / "folder", "old")
+    save_folder(tmp_path / "folder", "new")
+    with new_file(tmp_path / "file") as file:
+        file.write(b"new")
+    assert content(tmp_path / "folder") == {"a": "new", "b": "new"} and (tmp_path / "file").read_text() == "new"
+    assert writable
 
 
 def test_places_that_cannot_be_replaced(tmp_path, monkeypatch):

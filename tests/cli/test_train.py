@@ -9,8 +9,10 @@ import time
 
 import pytest
 
+from mesp_np import Engine, RunConfig, __version__, load, plan_step
+from mesp_np.checkpoint import adapter
 from mesp_np.cli import main
-from mesp_np.engine import plan_step
+from tests import small
 
 KEYS = {"step", "loss", "lr", "grad_norm", "trained_tokens", "live_peak_bytes", "extent_bytes", "seconds"}
 FAST = ["--seq", "32", "--batch-size", "2", "--rank", "2", "--threads", "1", "--sample-tokens", "5"]
@@ -31,9 +33,10 @@ def test_run_folder(model, data, tmp_path, capsys):
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert all(KEYS <= set(line) for line in lines)
     assert all(isinstance(line[key], int) for line in lines for key in ("live_peak_bytes", "extent_bytes"))
-    assert "valid_loss" in lines[3]
+    assert math.isclose(lines[3]["valid_perplexity"], math.exp(lines[3]["valid_loss"]))
     settings = json.loads((run / "config.json").read_text())
     assert settings["rank"] == 2 and settings["iters"] == 8 and settings["method"] == "mesp-lean"
+    assert (settings["data"], settings["adapter"], settings["version"]) == (data, None, __version__)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["valid_loss_after"] < summary["valid_loss_before"]
     assert (run / "adapter" / "adapter_model.safetensors").exists()
@@ -43,7 +46,6 @@ def test_run_folder(model, data, tmp_path, capsys):
 
 
 def test_logged_bytes_are_the_plans(model, data, tmp_path):
-    from mesp_np import RunConfig, load
     assert train(model, data, tmp_path / "run", "--iters", "3") == 0
     checkpoint = load(model)
     run = RunConfig(seq=32, batch_size=2, rank=2)
@@ -81,6 +83,31 @@ def test_full_training_writes_a_model(model, data, tmp_path):
     run = tmp_path / "run"
     assert train(model, data, run, "--trainable", "full", "--iters", "2", "--method", "mebp") == 0
     assert main(["plan", "--model", str(run / "model"), "--json"]) == 0
+    assert {array.dtype.name for array in load(run / "model").weights.values()} == {"float32"}
+
+
+def test_validation_is_a_mean_over_tokens(model, tmp_path):
+    """Three rows of unequal length and loss: their mean is the same however they are put into batches."""
+    lines = ["a", "the cat sat on the mat", "zzzzzzzzzz 0123456789"]
+    for name in ("train", "valid"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    losses = []
+    for size in ("1", "2", "3"):
+        run = tmp_path / size
+        assert train(model, str(tmp_path), run, "--iters", "1", "--batch-size", size, "--sample-tokens", "0") == 0
+        summary = json.loads((run / "summary.json").read_text())
+        losses.append(summary["valid_loss_before"])
+        assert summary["sample_before"] is summary["sample_after"] is None
+    assert math.isclose(losses[0], losses[2], rel_tol=1e-5) and math.isclose(losses[1], losses[2], rel_tol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["mesp-lean", "store", "mezo"])
+def test_accumulation_over_rows_of_all_lengths(model, tmp_path, method):
+    """Windows mix the shapes (B, T) in any order, and all fit in the memory of the largest."""
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": "cat " * count}) + "\n" for count in range(1, 15)))
+    assert train(model, str(tmp_path / "data.jsonl"), tmp_path / "run", "--epochs", "3", "--grad-accumulation", "3",
+                 "--seq", "60", "--batch-size", "3", "--method", method, "--sample-tokens", "0") == 0
+    assert len({line["live_peak_bytes"] for line in log(tmp_path / "run")}) > 1
 
 
 def test_budget_that_is_too_small(model, data, tmp_path, capsys):
@@ -90,9 +117,43 @@ def test_budget_that_is_too_small(model, data, tmp_path, capsys):
 
 
 def test_loss_that_is_not_a_number_stops_the_run(model, data, tmp_path, capsys):
+    """What was logged before stays; nothing that is broken is saved."""
     assert train(model, data, tmp_path / "run", "--iters", "40", "--lr", "1e30", "--warmup", "0") == 1
-    assert "loss is" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "adapter").exists()
+    assert "step 2: loss is" in capsys.readouterr().err
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "log.jsonl"}
+    assert [line["step"] for line in log(tmp_path / "run")] == [1]
+
+
+def test_failure_at_the_first_step_leaves_nothing(model, data, tmp_path, capsys):
+    assert train(model, data, tmp_path / "run", "--iters", "4", "--method", "mezo", "--mezo-eps", "1e30") == 1
+    assert "step 1: loss is" in capsys.readouterr().err
+    assert_as_before(tmp_path)
+
+
+def test_adapter_of_another_model(model, data, tmp_path, capsys):
+    with small.engine(small.model_config(hidden_size=32), rank=2) as other:
+        adapter.save(tmp_path / "adapter", other.parameters, other.run, "another")
+    assert train(model, data, tmp_path / "run", "--iters", "4", "--adapter", str(tmp_path / "adapter")) == 1
+    assert "the adapter does not fit this run" in capsys.readouterr().err
+    assert_as_before(tmp_path, "adapter")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT")
+def test_two_interrupts_before_the_first_step(model, data, tmp_path, monkeypatch, capsys):
+    def interrupted(*_):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Engine, "loss", interrupted)
+    assert train(model, data, tmp_path / "run", "--iters", "4") == 130
+    assert "interrupted" in capsys.readouterr().err
+    assert_as_before(tmp_path)
+
+
+def assert_as_before(folder, *names):
+    """No run folder, and Ctrl-C does what it did."""
+    assert {path.name for path in folder.iterdir()} == set(names)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.parametrize("flags, code, words", [
@@ -103,7 +164,7 @@ def test_loss_that_is_not_a_number_stops_the_run(model, data, tmp_path, capsys):
     (["--threads", "999"], 2, "cores"), (["--rank", "0"], 2, "--rank"), (["--seed", "-1"], 2, "--seed"),
     (["--data", "/nowhere.jsonl"], 1, "/nowhere.jsonl"), (["--model", "/nowhere"], 1, "/nowhere"),
     (["--adapter", "/nowhere"], 1, "/nowhere"), (["--dtype", "float16"], 2, "float16"),
-    (["--no-such-flag"], 2, "no-such"),
+    (["--no-such-flag"], 2, "no-such"), (["--memory-budget", "abc"], 2, "is no size"),
 ], ids=str)
 def test_bad_input_is_one_clear_line(model, data, tmp_path, capsys, flags, code, words):
     try:
@@ -114,6 +175,12 @@ def test_bad_input_is_one_clear_line(model, data, tmp_path, capsys, flags, code,
     assert got == code and words in error.splitlines()[-1]
     assert "Traceback" not in error
     assert not (tmp_path / "run").exists()
+
+
+def test_an_adapter_does_not_go_with_every_weight(model, data, tmp_path, capsys):
+    train(model, data, tmp_path / "a", "--iters", "1")
+    assert train(model, data, tmp_path / "b", "--adapter", str(tmp_path / "a" / "adapter"), "--trainable", "full") == 2
+    assert "--trainable full" in capsys.readouterr().err and not (tmp_path / "b").exists()
 
 
 def test_run_folder_in_use(model, data, tmp_path, capsys):

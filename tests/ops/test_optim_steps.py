@@ -3,6 +3,7 @@
 import numpy as np
 
 from mesp_np.ops import optim_steps
+from mesp_np.ops.fill import fill, flat
 from tests import op_checks
 
 RATE, DECAY, CLIP, BETAS, EPS = 0.1, 0.01, 0.5, (0.9, 0.999), 1e-8
@@ -49,10 +50,10 @@ def test_squares_are_summed_in_float64(team):
 
 def test_fill(team, dtype):
     out = np.full((3, 5), np.nan, dtype)
-    optim_steps.fill(team, out, -np.inf)
+    fill(team, out, -np.inf)
     assert (out == -np.inf).all()
 
 
 def test_a_view_that_cannot_be_flat_is_refused(dtype):
     with np.testing.assert_raises(ValueError):
-        optim_steps.flat(np.zeros((3, 4), dtype).T)
+        flat(np.zeros((3, 4), dtype).T)

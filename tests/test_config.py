@@ -1,0 +1,121 @@
+"""config.json in both layouts, what is refused by name, and that nonsense never ends in a traceback."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from mesp_np.config import PRESETS, ModelConfig, RunConfig
+from mesp_np.errors import UsageError, UserError
+from tests import small
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+         "num_key_value_heads", "head_dim", "max_position_embeddings")
+V4 = {"model_type": "qwen2", "hidden_act": "silu", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864,
+      "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 32768,
+      "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+      "use_sliding_window": False, "sliding_window": 32768, "max_window_layers": 70}
+V5 = {key: value for key, value in V4.items() if key not in ("rope_theta", "torch_dtype")} | {
+    "dtype": "bfloat16", "layer_types": ["full_attention"] * 24, "sliding_window": None,
+    "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"}}
+KEYS = (*SIZES, "model_type", "hidden_act", "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters",
+        "tie_word_embeddings", "use_sliding_window", "layer_types", "quantization", "quantization_config")
+NONSENSE = (None, "x", "", [], ["x"], [[]], {}, {"x": [1]}, {"rope_type": []}, {"rope_theta": "x"}, -1, 0, 1.5, -0.5,
+            10 ** 400, 1e300, True, False, math.nan, math.inf)
+
+
+@pytest.mark.parametrize("raw", [V4, V5], ids=["v4", "v5"])
+def test_both_layouts(raw):
+    assert ModelConfig.from_json(raw) == PRESETS["qwen2.5-0.5b"]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_what_is_written_is_what_is_read(preset):
+    assert ModelConfig.from_json(json.loads(json.dumps(PRESETS[preset].to_json()))) == PRESETS[preset]
+
+
+@pytest.mark.parametrize("raw", [V4, V5], ids=["v4", "v5"])
+@pytest.mark.parametrize("key", KEYS)
+def test_nonsense_is_refused_by_name(raw, key):
+    """Each key with each wrong value: a usable config, or one line that names the file and the key."""
+    for value in NONSENSE:
+        try:
+            made = ModelConfig.from_json(raw | {key: value}, "here/config.json")
+        except UserError as error:
+            assert str(error).startswith("here/config.json: ") and "\n" not in str(error)
+            assert any(word in str(error) for word in (key, "rope type", "rope_theta", "quantised", "head")), error
+        else:
+            assert all(type(getattr(made, size)) is int and getattr(made, size) > 0 for size in SIZES)
+            assert 0 < made.rope_theta < math.inf and 0 < made.rms_norm_eps < math.inf
+            assert type(made.tie_word_embeddings) is bool
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_an_absent_key(key):
+    """GIVEN one key fewer WHEN read THEN the default of transformers, or a line that names the key; theta has none."""
+    raw = {name: value for name, value in V4.items() if name != key}
+    if key in ("model_type", "rope_theta", "rms_norm_eps", *SIZES[:5]):
+        with pytest.raises(UserError, match=key):
+            ModelConfig.from_json(raw)
+    else:
+        ModelConfig.from_json(raw)
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type is 'yarn'"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope type is 'linear'"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope type is 'yarn'"),
+    ({"rope_parameters": [1e6]}, "rope_parameters is"), ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+    ({"layer_types": "full_attention"}, "layer_types"), ({"use_sliding_window": True}, "use_sliding_window"),
+    ({"model_type": "llama"}, "'llama'"), ({"hidden_act": "gelu"}, "'gelu'"), ({"head_dim": 7}, "head_dim 7 is odd"),
+    ({"num_key_value_heads": 4}, "not a multiple"), ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
+    ({"quantization_config": {"bits": 4}}, "quantised"),
+], ids=str)
+def test_what_is_not_computed_is_refused(changes, words):
+    with pytest.raises(UserError, match=words):
+        ModelConfig.from_json(V4 | changes)
+
+
+@pytest.mark.parametrize("changes, theta", [
+    ({"rope_scaling": {"type": "default"}}, 1e6), ({"rope_scaling": None, "rope_parameters": None}, 1e6),
+    ({"rope_parameters": {"type": "default", "rope_theta": 5e5}}, 5e5), ({"rope_theta": 10000}, 1e4),
+    ({"sliding_window": 4096, "max_window_layers": 21}, 1e6),          # there, and not in use
+], ids=str)
+def test_what_loads(changes, theta):
+    assert ModelConfig.from_json(V4 | changes).rope_theta == theta
+
+
+def test_a_folder_without_a_usable_config(tmp_path):
+    with pytest.raises(UserError, match="config.json: not found"):
+        ModelConfig.from_folder(tmp_path)
+    for text, words in (("[1]", "holds no JSON object"), ("{", "is not JSON"), ("", "is not JSON")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(UserError, match=words):
+            ModelConfig.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("loss, expected", [("rows", ("rows", 32)), ("rows:7", ("rows", 7)), ("vocab", ("vocab", 4096)),
+                                            ("vocab:64", ("vocab", 64)), ("full", ("full", 0))])
+def test_loss_tile(loss, expected):
+    assert RunConfig(loss=loss).loss_tile() == expected
+
+
+@pytest.mark.parametrize("loss", ["", "row", "rows:0", "rows:00", "rows:-1", "rows:x", "rows:²", "rows:7:7", "full:7"])
+def test_loss_that_is_none(loss):
+    with pytest.raises(UsageError, match="--loss"):
+        RunConfig(loss=loss)
+
+
+def test_rslora_divides_alpha_by_the_root_of_the_rank():
+    """Scale 16/4 and 8/sqrt(4) are the same step to the bit; 8/4 is another."""
+    assert RunConfig(rank=16, alpha=8.0).scale == 0.5 and RunConfig(rank=16, alpha=8.0, rslora=True).scale == 2.0
+    config, found = small.model_config(), []
+    for changes in (dict(alpha=16.0), dict(alpha=8.0, rslora=True), dict(alpha=8.0)):
+        with small.engine(config, rank=4, **changes) as engine:
+            batch = small.batch(config, 3, 13)
+            found.append([np.array(engine.loss(batch)), *engine.gradients(batch).values()])
+    plain, rslora, smaller = found
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(plain, rslora, strict=True))
+    assert all((a != b).any() for a, b in zip(plain, smaller, strict=True))
