@@ -86,7 +86,7 @@ class Block:
             "hq": self._hidden("q"), "q": Recipe((N, Q), self._reads("q"), self._rotated("q")),
             "hk": self._hidden("k"), "k": Recipe((N, KV), self._reads("k"), self._rotated("k")),
             "hv": self._hidden("v"), "v": Recipe((N, KV), self._reads("v"), self._projected("v")),
-            "p": Recipe((self.B, c.num_attention_heads, self.T, self.T), ("q", "k"), partial(attention.probabilities, team)),
+            "p": Recipe(self._attention_shape(), ("q", "k"), partial(attention.probabilities, team)),
             "ctx": Recipe((N, Q), ("q", "k", "v"), self._attend),
             "ho": self._hidden("o"), "mid": Recipe((N, D), self._reads("o", "x"), self._added("o")),
             "rstd2": Recipe((N,), ("mid",), self._statistics),

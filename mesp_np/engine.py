@@ -70,9 +70,10 @@ class Engine:
         """One update from a window of batches (gradient accumulation); returns a StepResult.
 
         The loss is the mean over all trained tokens of the window, whatever batch they are in.
-        An engine whose step raised (ArenaFull, an interrupt) is spent: its arena is as it was then.
+        Raises UserError for a batch that does not fit the model.  An engine whose step raised
+        anything else (ArenaFull, an interrupt) is spent: its arena is as it was then.
         """
-        self.arena.ledger.restart()
+        self._begin(window)
         self.arena.stage("forward")
         self.team.flops = Counter()
         self.steps += 1
@@ -87,7 +88,7 @@ class Engine:
 
     def loss(self, batch):
         """Mean loss per trained token, by a forward pass that keeps nothing."""
-        self.arena.ledger.restart()
+        self._begin([batch])
         return self.loss_sum(batch) / batch.trained_tokens
 
     def loss_sum(self, batch, *around):
@@ -98,7 +99,7 @@ class Engine:
 
     def gradients(self, batch):
         """Parameter name -> copy of the gradient of the batch's mean loss (MeZO: its estimate)."""
-        self.arena.ledger.restart()
+        self._begin([batch])
         copies, tokens = {}, batch.trained_tokens
 
         def collect(parameters):
@@ -119,6 +120,12 @@ class Engine:
             if p.grad is None:
                 p.grad = self.arena.alloc(p.name + ".grad", p.value.shape, category="grad")
                 fill(self.team, p.grad, 0)
+
+    def _begin(self, window):
+        """Refuse batches that do not fit the model, and open a new page in the ledger."""
+        for batch in window:
+            batch.check(self.config.vocab_size, self.run.seq)
+        self.arena.ledger.restart()
 
     def _exact_step(self, window, rate, tokens, squares):
         def update_layer(parameters):

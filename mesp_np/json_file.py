@@ -20,5 +20,8 @@ def read_object(path):
 
 
 def write_object(path, value):
-    """Two spaces, sorted keys: the same bytes for the same object."""
-    Path(path).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    """Two spaces, sorted keys: the same bytes for the same object.  Raises UserError when the system refuses."""
+    try:
+        Path(path).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})", "choose another place") from None

@@ -29,7 +29,7 @@ from mesp_np.params import put
 class Batch:
     """Token rows and their targets.
 
-    ids             (B, T) token ids
+    ids             (B, T) token ids, any kind of integer
     labels          (B, T) the token that follows each position, -100 where there is no loss
     trained_tokens  positions with a loss
     """
@@ -41,7 +41,7 @@ class Batch:
     @classmethod
     def of(cls, ids, labels):
         """From two integer arrays of shape (B, T)."""
-        return cls(np.asarray(ids, np.int32), np.asarray(labels, np.int32), int(np.sum(np.not_equal(labels, IGNORE))))
+        return cls(np.asarray(ids), np.asarray(labels), int(np.sum(np.not_equal(labels, IGNORE))))
 
     @classmethod
     def phantom(cls, shape):
@@ -54,7 +54,7 @@ class Batch:
         labels = self.labels[self.labels != IGNORE]
         for name, values in (("ids", self.ids), ("labels", labels)):
             if values.size and not 0 <= values.min() <= values.max() < vocab_size:
-                raise UserError(f"batch: {name} hold {values.min()} to {values.max()}, the model has {vocab_size} tokens",
+                raise UserError(f"batch: {name} from {values.min()} to {values.max()}, the model has {vocab_size} tokens",
                                 "use the tokenizer that belongs to the model")
         if self.ids.ndim != 2 or self.ids.shape != self.labels.shape or self.ids.shape[1] > seq:
             raise UserError(f"batch: ids {self.ids.shape} and labels {self.labels.shape}",
@@ -98,11 +98,7 @@ class Model:
 
     @contextmanager
     def inputs(self, batch):
-        """The batch in the arena, for the length of a `with` block; the forward stage begins.
-
-        Raises UserError when the batch does not fit the model.
-        """
-        batch.check(self.config.vocab_size, self.run.seq)
+        """The batch in the arena, for the length of a `with` block; the forward stage begins."""
         self.arena.stage("forward")
         N, n = batch.ids.size, batch.trained_tokens
         arrays = [self.arena.alloc(name, (N,), np.int32, "input") for name in ("ids", "labels", "rows", "targets")]

@@ -31,7 +31,19 @@ from numba.core import event as numba_event
 from rich.live import Live
 from rich.text import Text
 
-from mesp_np.glyphs import bar, cell, chart, clock, fit, heading, labels, line, paint, sections, table
+from mesp_np.glyphs import (
+    bar,
+    cell,
+    chart,
+    clock,
+    fit,
+    heading,
+    labels,
+    line,
+    paint,
+    sections,
+    table,
+)
 from mesp_np.ledger import CATEGORIES, show_bytes, spans
 
 PROGRESS, FIGURES, TOTALS, CATEGORY, STAIRCASE, LOSSES, BLANK = 0, 1, 2, 3, 6, 20, 30      # ranks of lines

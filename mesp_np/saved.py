@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 
-
 @dataclass(frozen=True)
 class Recipe:
     """How one tensor is made: make(out, *inputs) writes it."""

@@ -115,8 +115,8 @@ class _SingleThreadedBlas:
 
     def enter(self):
         with self._lock:
-            if not self._teams:
-                self._limits = threadpool_limits(limits=1, user_api="blas")
+            limits = threadpool_limits(limits=1, user_api="blas")
+            self._limits = self._limits if self._teams else limits       # the first remembers what was before
             self._teams += 1
 
     def leave(self):

@@ -187,9 +187,10 @@ class Run:
         except OSError as error:
             raise UserError(f"{self.run_dir}: cannot be made ({error.strerror})", "name another --run-dir") from None
         settings = asdict(self.run) | asdict(self.config) | self.origin
-        write_object(self.run_dir / "config.json", settings | {
-            "model": str(self.checkpoint.folder), "adapter": self.adapter, "steps": self.steps, "version": __version__})
         try:
+            write_object(self.run_dir / "config.json", settings | {
+                "model": str(self.checkpoint.folder), "adapter": self.adapter, "steps": self.steps,
+                "version": __version__})
             yield
         except BaseException:
             if not log.exists() or not log.stat().st_size:

@@ -5,7 +5,7 @@ import pytest
 
 from mesp_np.engine import Engine, plan_loss, plan_setup
 from mesp_np.errors import UserError
-from mesp_np.generate import Generator, choose, generate
+from mesp_np.generate import choose, generate, generator
 from mesp_np.ops import linear
 from tests import small
 
@@ -22,15 +22,11 @@ def engine():
         yield engine
 
 
-def generator(engine, positions=90):
-    return Generator(engine.config, engine.model.params, engine.team, np.float64, positions)
-
-
 def test_token_by_token_equals_all_at_once(engine):
     ids = np.random.default_rng(1).integers(0, engine.config.vocab_size, 80).tolist()
     for count in (1, 2, 65, 80):
-        whole = generator(engine).logits(ids[:count])
-        stepwise = generator(engine)
+        whole = generator(engine, 90).logits(ids[:count])
+        stepwise = generator(engine, 90)
         for token in ids[:count]:
             last = stepwise.logits([token])
         np.testing.assert_allclose(last, whole, rtol=1e-9, atol=1e-9)
@@ -55,13 +51,13 @@ def test_cached_logits_are_the_training_models(engine, monkeypatch):
 
         monkeypatch.setattr(linear, "forward", watched)
         trainer.loss(batch)
-    np.testing.assert_allclose(generator(engine).logits(ids), seen[-1], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(generator(engine, 90).logits(ids), seen[-1], rtol=1e-9, atol=1e-9)
 
 
 def test_stops_at_end_of_text_and_at_the_last_position(engine):
-    greedy = list(generate(generator(engine), [1, 2, 3], 20))
+    greedy = list(generate(generator(engine, 90), [1, 2, 3], 20))
     assert len(greedy) == 20
-    assert list(generate(generator(engine), [1, 2, 3], 20, eos_ids={greedy[4]})) == greedy[:greedy.index(greedy[4])]
+    assert list(generate(generator(engine, 90), [1, 2, 3], 20, eos_ids={greedy[4]})) == greedy[:greedy.index(greedy[4])]
     assert len(list(generate(generator(engine, 8), [1, 2, 3], 20))) == 5
 
 
@@ -73,7 +69,7 @@ def test_no_room_and_no_prompt_are_refused(engine):
 
 
 def test_same_seed_same_text(engine):
-    texts = [list(generate(generator(engine), [1], 10, temperature=1.0, seed=seed)) for seed in (1, 1, 2)]
+    texts = [list(generate(generator(engine, 90), [1], 10, temperature=1.0, seed=seed)) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 

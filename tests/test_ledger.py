@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from mesp_np.arena import phantom
-from mesp_np.ledger import STAGES, Ledger, first_difference, peak_difference, show_bytes, spans
+from mesp_np.ledger import (
+    STAGES,
+    Ledger,
+    first_difference,
+    peak_difference,
+    show_bytes,
+    spans,
+)
 
 
 def play(story, ledger=None):

@@ -73,10 +73,14 @@ def test_a_phantom_is_counted_and_not_computed():
         assert team.flops == {"forward": 7, "backward": 40, "recompute": 800}
 
 
-def test_blas_has_one_thread_until_the_team_is_closed():
+def test_blas_has_one_thread_until_the_last_team_is_closed(monkeypatch):
+    monkeypatch.setattr(mesp_np.team, "_blas", mesp_np.team._SingleThreadedBlas())    # as if no other team were open
     with threadpool_limits(limits=2, user_api="blas"):
-        with Team():
-            assert blas_threads() == {1}
+        first, second = Team(), Team()
+        first.close()
+        first.close()
+        assert blas_threads() == {1}
+        second.close()
         assert blas_threads() == {2}
 
 

@@ -41,8 +41,8 @@ from functools import partial
 
 import numpy as np
 
-from mesp_np.ops.noise import add_noise, key
 from mesp_np.ops.fill import fill
+from mesp_np.ops.noise import add_noise, key
 
 
 def projections(engine, window, tokens):

@@ -27,7 +27,10 @@ def expect(shape, **arrays):
             raise ShapeError(f"{name} has shape {array.shape}, expected {tuple(shape)}")
 
 
-def cache_folder(bases=(HERE / "__pycache__", Path.home() / ".cache" / "mesp_np")):
+BASES = HERE / "__pycache__", Path.home() / ".cache" / "mesp_np"
+
+
+def cache_folder(bases=BASES):
     """Where compiled kernels are kept, named by a hash of all the ops.
 
     Numba looks only at the file a kernel stands in: after an edit to a function that it calls

@@ -10,8 +10,9 @@ Backward  With dout = dL/dout: da = dout b^T and db = a^T dout, since
           Both are products again, so every op calls `multiply` for its gradients too:
           a transposed factor is just a view.
 
-Tiles     out is cut into ROWS x COLUMNS tiles, and K into pieces of DEPTH.  For each
-          tile a worker makes one piece of b dense in its own buffer (nothing to do when
+Tiles     out is cut into tiles of ROWS rows and at most COLUMNS columns, of equal width and in
+          fours where there are many, so that two or four workers share them evenly; K is cut
+          into pieces of DEPTH.  For each tile a worker makes one piece of b dense in its own buffer (nothing to do when
           it is dense already), multiplies at once, and adds up the pieces in order.
           A weight is never dense as a whole: a tile costs DEPTH * COLUMNS elements.
           The cuts depend on (M, K, N) alone: the same bits for any number of threads.
@@ -43,6 +44,12 @@ def scratch_elements(rows, width):
     return min(DEPTH, width) * columns, min(ROWS, rows) * columns
 
 
+def tile_width(N):
+    """Columns of a tile of an output N wide: at most COLUMNS, a multiple of 8."""
+    tiles = 4 * -(-N // (4 * COLUMNS)) if N > 2 * COLUMNS else -(-N // COLUMNS)
+    return 8 * -(-N // (8 * tiles))
+
+
 def multiply(team, out, a, b, add=False, scale=1.0):
     """out = a b, or out += scale a b.
 
@@ -52,14 +59,15 @@ def multiply(team, out, a, b, add=False, scale=1.0):
     (M, K), N = a.shape, b.shape[1]
     expect((M, N), out=out)
     expect((K, N), b=b)
-    across = -(-N // COLUMNS)
+    width = tile_width(N)
+    across = -(-N // width)
     scale = out.dtype.type(scale)
 
     def task(worker, tile):
-        i, j = tile // across * ROWS, tile % across * COLUMNS
-        part = out[i:i + ROWS, j:j + COLUMNS]
+        i, j = tile // across * ROWS, tile % across * width
+        part = out[i:i + ROWS, j:j + width]
         for k in range(0, K, DEPTH):
-            piece = b[k:k + DEPTH, j:j + COLUMNS]
+            piece = b[k:k + DEPTH, j:j + width]
             if piece.dtype != out.dtype:
                 piece = dense(piece, team.weight_tile[worker])
             if k == 0 and not add:
