@@ -182,7 +182,7 @@ class RunConfig:
     rslora: bool = False
     targets: tuple = PROJECTIONS
     trainable: str = "lora"          # or full; none when nothing is trained
-    loss: str = "vocab:4096"         # rows[:C], vocab[:C] or full
+    loss: str = "vocab:1024"         # rows[:C], vocab[:C] or full
     update: str = "after"            # or fused
     optimizer: str = "adamw"         # or sgd
     weight_decay: float = 0.01
@@ -229,10 +229,10 @@ class RunConfig:
     def loss_tile(self):
         """(variant, size): rows and C rows, or vocab and C tokens; full is all rows at once (size 0)."""
         variant, _, size = self.loss.partition(":")
-        defaults = {"rows": 32, "vocab": 4096, "full": 0}
+        defaults = {"rows": 32, "vocab": 1024, "full": 0}
         wrong = size if variant == "full" else not re.fullmatch("([1-9][0-9]*)?", size)
         if variant not in defaults or wrong:
-            raise UsageError(f"--loss is {self.loss!r}", "write rows, rows:64, vocab, vocab:4096 or full")
+            raise UsageError(f"--loss is {self.loss!r}", "write rows, rows:64, vocab, vocab:1024 or full")
         return variant, int(size or defaults[variant])
 
 

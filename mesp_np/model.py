@@ -54,8 +54,8 @@ class Batch:
         labels = self.labels[self.labels != IGNORE]
         for name, values in (("ids", self.ids), ("labels", labels)):
             if values.size and not 0 <= values.min() <= values.max() < vocab_size:
-                raise UserError(f"batch: {name} from {values.min()} to {values.max()}, the model has {vocab_size} tokens",
-                                "use the tokenizer that belongs to the model")
+                raise UserError(f"batch: {name} hold {values.min()} to {values.max()}, the model has {vocab_size} "
+                                "tokens", "use the tokenizer that belongs to the model")
         if self.ids.ndim != 2 or self.ids.shape != self.labels.shape or self.ids.shape[1] > seq:
             raise UserError(f"batch: ids {self.ids.shape} and labels {self.labels.shape}",
                             f"both must be (B, T) with T at most {seq}, the run's seq")

@@ -96,7 +96,7 @@ def test_a_folder_without_a_usable_config(tmp_path):
             ModelConfig.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("loss, expected", [("rows", ("rows", 32)), ("rows:7", ("rows", 7)), ("vocab", ("vocab", 4096)),
+@pytest.mark.parametrize("loss, expected", [("rows", ("rows", 32)), ("rows:7", ("rows", 7)), ("vocab", ("vocab", 1024)),
                                             ("vocab:64", ("vocab", 64)), ("full", ("full", 0))])
 def test_loss_tile(loss, expected):
     assert RunConfig(loss=loss).loss_tile() == expected

@@ -72,10 +72,11 @@ def _report(console, result, contenders, baseline, settings):
          "equal" if row["live_peak_bytes"] == row["planned_live_peak_bytes"] else "[red]DIFFERS[/]",
          f"{-row['saved_bytes']:+,}", f"{row['gradient_bits_different']:,}", f"{row['gradient_cosine']:.6f}")
         for name, row in result.items()])
-    _table(console, ("MiB", "forward", "loss", "backward", "update", "extent", "OS", "s/step", "GFLOP redone"), [
+    _table(console, ("MiB", "forward", "loss", "backward", "update", "extent", "OS", "s/step", "GFLOP"), [
         (name, *[f"{size / 2**20:.1f}" for size in (*row["stage_peak_bytes"].values(), row["extent_bytes"],
                                                     row["os_growth_bytes"])],
          f"{row['seconds_per_step']:.3f}", f"{row['recomputed_flops'] / 1e9:.2f}") for name, row in result.items()])
+    console.print("OS: growth of the process; GFLOP: forward work done again in a step", style="dim")
     _differences(console, result, baseline)
     for one in contenders:
         if not one.engine.method.exact:

@@ -14,7 +14,7 @@ Q = H*E, KV = K*E, R rank, V vocabulary, C rows (or W tokens) of the loss tile, 
     g = 2*R*(D + Q) + 2*R*(D + KV) + 3*R*(D + F)
     head_rows = N*(2*D + 1) + C*(D + V)
     head_vocab = N*(2*D + 1) + N*(2*D + 3 + C)
-    tiles = W1*(2*min(64, T)*T + T*E)
+    tiles = W1*(2*min(128, T)*T + T*E)
     fixed = L*g*(1 + moments) + T*E + W1*(weight_tile + product_tile) + N
 
 g: the numbers in one layer's adapters, which is also their gradient.  head: the loss stage

@@ -14,6 +14,7 @@ from pathlib import Path
 import numba
 
 HERE = Path(__file__).parent
+kernel = numba.njit(cache=True, nogil=True, error_model="numpy")     # x / 0 is inf: no test in every loop
 
 
 class ShapeError(ValueError):

@@ -36,14 +36,12 @@ Source    Vaswani et al., arXiv 1706.03762, eq. 1; grouped heads: Ainslie et al.
           2305.13245; scale, mask and head order as in transformers' Qwen2.
 """
 
-import math
-
 import numpy as np
-from numba import njit
 
-from mesp_np.ops import ShapeError, expect
+from mesp_np.ops import ShapeError, expect, kernel
+from mesp_np.ops.rowmath import exp, largest, total
 
-TILE = 64               # query rows in a tile
+TILE = 128              # query rows in a tile
 
 
 def forward_scratch(T, S):
@@ -195,27 +193,23 @@ def _flops(B, H, T, S, E, products):
     return 2 * E * products * B * H * sum((rows.stop - rows.start) * seen for rows, seen in _row_tiles(T, S))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _softmax(p, alpha):
     """Scores to probabilities in place; the last row sees all columns, each row above one less."""
     rows, columns = p.shape
     for t in range(rows):
         seen = columns - rows + t + 1
-        largest = p[t, 0]
-        for s in range(1, seen):
-            largest = max(largest, p[t, s])
-        total = 0.0
+        row = p[t, :seen]
+        top = largest(row)
         for s in range(seen):
-            p[t, s] = math.exp(alpha * (p[t, s] - largest))
-            total += p[t, s]
-        inverse = p.dtype.type(1.0 / total)
+            row[s] = exp(alpha * (row[s] - top))
+        inverse = p.dtype.type(1.0 / total(row))
         for s in range(seen):
-            p[t, s] *= inverse
-        for s in range(seen, columns):
-            p[t, s] = 0
+            row[s] *= inverse
+        p[t, seen:] = 0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _softmax_backward(dp, p, alpha):
     """dp becomes alpha da, in place."""
     for t in range(dp.shape[0]):
@@ -227,7 +221,7 @@ def _softmax_backward(dp, p, alpha):
             dp[t, s] = alpha * (p[t, s] * (dp[t, s] - mean))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add(out, x):
     for s in range(out.shape[0]):
         for e in range(out.shape[1]):

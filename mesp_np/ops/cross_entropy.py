@@ -42,9 +42,10 @@ Source    transformers' causal LM loss: float32 logits, ignore_index -100, sum o
 
 import math
 
-from numba import njit
-
-from mesp_np.ops import expect
+from mesp_np.ops import expect, kernel
+from mesp_np.ops.rowmath import exp, total_exp
+from mesp_np.ops.rowmath import largest as largest_of
+from mesp_np.ops.rowmath import total as total_of
 
 IGNORE = -100
 
@@ -101,82 +102,73 @@ def sum_losses(team, total, losses):
     team.run(total, 1, lambda *_: _sum(total, losses), flops=losses.size)
 
 
-@njit(cache=True, nogil=True)
-def _log_sum_exp(row):
-    largest = row[0]
-    for v in range(1, len(row)):
-        largest = max(largest, row[v])
-    total = 0.0
-    for v in range(len(row)):
-        total += math.exp(row[v] - largest)
-    return largest + math.log(total)
-
-
-@njit(cache=True, nogil=True)
+@kernel
 def _forward(losses, logits, labels, start, stop):
     for c in range(start, stop):
-        losses[c] = _log_sum_exp(logits[c]) - logits[c, labels[c]]
+        top = largest_of(logits[c])
+        losses[c] = top + math.log(total_exp(logits[c], top)) - logits[c, labels[c]]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _backward(logits, losses, labels, scale, start, stop):
     for c in range(start, stop):
         row = logits[c]
-        lse = _log_sum_exp(row)
-        losses[c] = lse - row[labels[c]]
-        lse = logits.dtype.type(lse)
+        label = row[labels[c]]
+        top = largest_of(row)
         for v in range(len(row)):
-            row[v] = scale * math.exp(row[v] - lse)
+            row[v] = exp(row[v] - top)
+        sums = total_of(row)
+        losses[c] = top + math.log(sums) - label
+        factor = logits.dtype.type(scale / sums)
+        for v in range(len(row)):
+            row[v] *= factor
         row[labels[c]] -= scale
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _accumulate(logits, largest, total, shrink, losses, labels, first, start, stop):
     for c in range(start, stop):
-        if first <= labels[c] < first + logits.shape[1]:
-            losses[c] -= logits[c, labels[c] - first]
-        new = largest[c]
-        for v in range(logits.shape[1]):
-            new = max(new, logits[c, v])
-        shrink[c] = math.exp(largest[c] - new)
-        running = 0.0
-        for v in range(logits.shape[1]):
-            logits[c, v] = math.exp(logits[c, v] - new)
-            running += logits[c, v]
-        largest[c], total[c] = new, total[c] * shrink[c] + running
+        row = logits[c]
+        if first <= labels[c] < first + len(row):
+            losses[c] -= row[labels[c] - first]
+        top = max(largest[c], largest_of(row))
+        for v in range(len(row)):
+            row[v] = exp(row[v] - top)
+        shrink[c] = math.exp(largest[c] - top)
+        largest[c], total[c] = top, total[c] * shrink[c] + total_of(row)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _shrink_rows(dx, shrink, start, stop):
     for c in range(start, stop):
         for d in range(dx.shape[1]):
             dx[c, d] *= shrink[c]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _combine(dx, target, total, scale, start, stop):
     for c in range(start, stop):
         for d in range(dx.shape[1]):
             dx[c, d] = scale * (dx[c, d] / total[c] - target[c, d])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _finish(losses, largest, total, start, stop):
     for c in range(start, stop):
         largest[c] += math.log(total[c])
         losses[c] += largest[c]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _gradient_tile(logits, lse, labels, first, scale, start, stop):
     for c in range(start, stop):
         for v in range(logits.shape[1]):
-            logits[c, v] = scale * math.exp(logits[c, v] - lse[c])
+            logits[c, v] = scale * exp(logits[c, v] - lse[c])
         if first <= labels[c] < first + logits.shape[1]:
             logits[c, labels[c] - first] -= scale
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _sum(total, losses):
     total[0] = 0.0
     for c in range(len(losses)):

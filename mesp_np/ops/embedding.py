@@ -20,9 +20,8 @@ The scatter-add runs over columns, not rows: two equal ids then never meet in tw
 workers, and the order of the sum is the order of the rows.
 """
 
-from numba import njit
 
-from mesp_np.ops import expect
+from mesp_np.ops import expect, kernel
 from mesp_np.ops.quant import widen
 
 ROWS = 64               # rows looked up in one tile
@@ -47,7 +46,7 @@ def backward(team, dtable, dout, ids):
     team.rows(_scatter_add, dtable.T, dout, ids, width=len(ids), flops=1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _scatter_add(dtable_columns, dout, ids, start, stop):
     for n in range(len(ids)):
         for d in range(start, stop):

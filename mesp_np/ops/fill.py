@@ -13,7 +13,7 @@ Cost       no FLOPs
 Source    gradients and running sums start at zero.
 """
 
-from numba import njit
+from mesp_np.ops import kernel
 
 
 def fill(team, out, value):
@@ -26,7 +26,7 @@ def flat(array):
     return array.reshape(-1, copy=False)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _fill(out, value, start, stop):
     for i in range(start, stop):
         out[i] = value

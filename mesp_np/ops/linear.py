@@ -23,9 +23,8 @@ Cost       2 N I O FLOPs forward, the same for dx, the same again for dW
 Source    Qwen2.5: q, k and v have biases, the other projections none.
 """
 
-from numba import njit
 
-from mesp_np.ops import expect
+from mesp_np.ops import expect, kernel
 from mesp_np.ops.matmul import multiply
 
 
@@ -53,14 +52,14 @@ def backward_bias(team, dbias, dout):
     team.rows(_sum_rows, dbias, dout, width=dout.shape[0], flops=1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_bias(out, bias, start, stop):
     for n in range(start, stop):
         for o in range(out.shape[1]):
             out[n, o] += bias[o]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _sum_rows(dbias, dout, start, stop):
     for n in range(dout.shape[0]):
         for o in range(start, stop):

@@ -27,9 +27,8 @@ Source    Hu et al., LoRA, arXiv 2106.09685, section 4.1; names and orientation 
           rank-stabilised scale: Kalajdzievski, arXiv 2312.03732.
 """
 
-from numba import njit
 
-from mesp_np.ops import expect
+from mesp_np.ops import expect, kernel
 from mesp_np.ops.matmul import multiply
 
 
@@ -61,7 +60,7 @@ def backward_input(team, dx, dh, A):
     multiply(team, dx, dh, A, add=True)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _scale(out, scale, start, stop):
     for n in range(start, stop):
         for r in range(out.shape[1]):

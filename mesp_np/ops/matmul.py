@@ -25,9 +25,8 @@ Source    each tile is a gemm of BLAS level 3 (Dongarra et al., 1990), through N
 """
 
 import numpy as np
-from numba import njit
 
-from mesp_np.ops import expect
+from mesp_np.ops import expect, kernel
 from mesp_np.ops.quant import dense
 
 ROWS, COLUMNS, DEPTH = 256, 256, 1024
@@ -80,7 +79,7 @@ def multiply(team, out, a, b, add=False, scale=1.0):
     team.run(out, -(-M // ROWS) * across, task, flops=2 * M * K * N)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _accumulate(out, product, scale):
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):

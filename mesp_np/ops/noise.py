@@ -23,9 +23,8 @@ Source    Steele, Lea and Flood, Fast Splittable Pseudorandom Number Generators,
 import math
 
 import numpy as np
-from numba import njit
 
-from mesp_np.ops import expect
+from mesp_np.ops import expect, kernel
 from mesp_np.ops.fill import flat
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -52,7 +51,7 @@ def _mix_int(word):
     return word ^ word >> 31
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _uniform(key, counter):
     """A float64 in [0, 1) with 53 random bits."""
     word = key + np.uint64(counter + 1) * np.uint64(GOLDEN)
@@ -62,7 +61,7 @@ def _uniform(key, counter):
     return (word >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_noise(out, base, key, scale, start, stop):
     kind = out.dtype.type
     for pair in range(start // 2, (stop + 1) // 2):

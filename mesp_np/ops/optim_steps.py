@@ -24,9 +24,7 @@ Source    Kingma and Ba, Adam, arXiv 1412.6980, algorithm 1; Loshchilov and Hutt
 
 import math
 
-from numba import njit
-
-from mesp_np.ops import expect
+from mesp_np.ops import expect, kernel
 from mesp_np.ops.fill import flat
 
 
@@ -51,13 +49,13 @@ def add_squares(team, total, grad):
     team.run(total, 1, lambda *_: _add_squares(total, flat(grad)), flops=2 * grad.size)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _sgd(param, grad, rate, decay, clip, start, stop):
     for i in range(start, stop):
         param[i] -= rate * (clip * grad[i] + decay * param[i])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _adamw(param, grad, first, second, rate, beta1, beta2, bias1, bias2, eps, decay, clip, start, stop):
     one = param.dtype.type(1)
     for i in range(start, stop):
@@ -68,7 +66,7 @@ def _adamw(param, grad, first, second, rate, beta1, beta2, bias1, bias2, eps, de
         param[i] = moved - rate * (first[i] / bias1) / (math.sqrt(second[i] / bias2) + eps)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_squares(total, grad):
     for i in range(len(grad)):
         total[0] += grad[i] * grad[i]

@@ -19,7 +19,8 @@ Source    IEEE 754 binary32; the bfloat16 layout of the safetensors format (dtyp
 """
 
 import numpy as np
-from numba import njit
+
+from mesp_np.ops import kernel
 
 BF16 = np.dtype(np.uint16)
 
@@ -56,7 +57,7 @@ def round_bf16(values):
     return np.where(np.isnan(values), nan, rounded).astype(BF16)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _widen_bf16(out, stored):
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):

@@ -16,9 +16,8 @@ Cost       N D FLOPs forward, none backward
 Source    He et al., Deep Residual Learning, arXiv 1512.03385, eq. 1.
 """
 
-from numba import njit
 
-from mesp_np.ops import expect
+from mesp_np.ops import expect, kernel
 
 
 def forward(team, out, x):
@@ -27,7 +26,7 @@ def forward(team, out, x):
     team.rows(_add, out, x, flops=1)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add(out, x, start, stop):
     for n in range(start, stop):
         for d in range(out.shape[1]):

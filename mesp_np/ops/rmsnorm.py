@@ -27,9 +27,7 @@ Source    Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv 1910.0
 
 import math
 
-from numba import njit
-
-from mesp_np.ops import expect
+from mesp_np.ops import expect, kernel
 
 
 def statistics(team, rstd, x, eps):
@@ -62,7 +60,7 @@ def backward_weight(team, dweight, dout, x, rstd):
     team.rows(_backward_weight, dweight, dout, x, rstd, width=x.shape[0], flops=3)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _statistics(rstd, x, eps, start, stop):
     for n in range(start, stop):
         total = 0.0
@@ -71,14 +69,14 @@ def _statistics(rstd, x, eps, start, stop):
         rstd[n] = 1.0 / math.sqrt(total / x.shape[1] + eps)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _forward(out, x, rstd, weight, start, stop):
     for n in range(start, stop):
         for d in range(out.shape[1]):
             out[n, d] = x[n, d] * rstd[n] * weight[d]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _backward(dx, dout, x, rstd, weight, start, stop):
     D = x.shape[1]
     for n in range(start, stop):
@@ -90,7 +88,7 @@ def _backward(dx, dout, x, rstd, weight, start, stop):
             dx[n, d] += rstd[n] * (dout[n, d] * weight[d] - x[n, d] * rstd[n] * mean)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _backward_weight(dweight, dout, x, rstd, start, stop):
     for n in range(x.shape[0]):
         for d in range(start, stop):

@@ -25,9 +25,7 @@ Source    Su et al., RoFormer, arXiv 2104.09864, eq. 34; pairing as in GPT-NeoX 
 
 import math
 
-from numba import njit
-
-from mesp_np.ops import ShapeError, expect
+from mesp_np.ops import ShapeError, expect, kernel
 
 
 def tables(team, cos, sin, base):
@@ -54,7 +52,7 @@ def _rotate(team, x, cos, sin, sign):
     team.rows(_rotate_rows, x, cos, sin, x.dtype.type(sign), flops=3)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _tables(cos, sin, base, start, stop):
     half = cos.shape[1]
     kind = cos.dtype.type
@@ -66,7 +64,7 @@ def _tables(cos, sin, base, start, stop):
             sin[t, i] = math.sin(float(angle))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _rotate_rows(x, cos, sin, sign, start, stop):
     T, half = cos.shape
     for n in range(start, stop):

@@ -16,9 +16,8 @@ Cost       no FLOPs
 Source    ignore_index of the transformers causal LM loss: such rows add nothing to loss or gradient.
 """
 
-from numba import njit
 
-from mesp_np.ops import expect
+from mesp_np.ops import expect, kernel
 
 
 def find(team, rows, targets, labels, ignore):
@@ -47,7 +46,7 @@ def clear_ignored(team, dx, labels, ignore):
     team.rows(_clear, dx, labels, ignore, flops=0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _find(rows, targets, labels, ignore):
     count = 0
     for n in range(len(labels)):
@@ -56,21 +55,21 @@ def _find(rows, targets, labels, ignore):
             count += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _gather(chosen, x, rows, start, stop):
     for c in range(start, stop):
         for d in range(chosen.shape[1]):
             chosen[c, d] = x[rows[c], d]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _scatter(dx, dchosen, rows):
     for c in range(len(rows)):
         for d in range(dx.shape[1]):
             dx[rows[c], d] = dchosen[c, d]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _clear(dx, labels, ignore, start, stop):
     for n in range(start, stop):
         if labels[n] == ignore:

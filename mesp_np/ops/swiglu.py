@@ -18,17 +18,15 @@ Recomputed sig and silu, in passing: one exponential per element; act when the l
 Aliases    dgate may be gate and dup may be up: each element is read before it is written
 Cost       5 N F FLOPs forward, 10 N F backward, counting the exponential as one
 
-The exponential stands in one function, and silu is rounded to the array's dtype before
+The exponential is `rowmath.exp`, and silu is rounded to the array's dtype before
 it is used, so act has the same bits whether or not silu was stored on the way.
 
 Source    Shazeer, GLU Variants Improve Transformer, arXiv 2002.05202, eq. 6.
 """
 
-import math
 
-from numba import njit
-
-from mesp_np.ops import expect
+from mesp_np.ops import expect, kernel
+from mesp_np.ops.rowmath import exp
 
 
 def silu(team, out, gate):
@@ -55,33 +53,33 @@ def backward(team, dgate, dup, dact, gate, up):
     team.rows(_backward_rows, dgate, dup, dact, gate, up, flops=10)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _sigmoid(g):
-    return type(g)(1) / (type(g)(1) + math.exp(-g))
+    return type(g)(1) / (type(g)(1) + exp(-g))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _silu_rows(out, gate, start, stop):
     for n in range(start, stop):
         for f in range(out.shape[1]):
             out[n, f] = gate[n, f] * _sigmoid(gate[n, f])
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _product_rows(act, silu, up, start, stop):
     for n in range(start, stop):
         for f in range(act.shape[1]):
             act[n, f] = silu[n, f] * up[n, f]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _forward_rows(act, gate, up, start, stop):
     for n in range(start, stop):
         for f in range(act.shape[1]):
             act[n, f] = gate[n, f] * _sigmoid(gate[n, f]) * up[n, f]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _backward_rows(dgate, dup, dact, gate, up, start, stop):
     one = dact.dtype.type(1)
     for n in range(start, stop):
