@@ -12,6 +12,7 @@ from rich.table import Table
 from mesp_np import model_checks
 from mesp_np.errors import UsageError
 from mesp_np.gradcheck import check_ops
+from mesp_np.readout import make
 
 PARTS = ("op", "block", "model", "all")
 
@@ -27,7 +28,8 @@ def add_flags(parser):
 def run(args):
     if args.name and args.part != "op":
         raise UsageError(f"gradcheck {args.part} takes no name", "`mesp-np gradcheck op NAME` checks one op")
-    checks = list(_checks(args))
+    with make(Console(stderr=True), live=False).compiling():
+        checks = list(_checks(args))
     if not checks:
         raise UsageError(f"no op is called {args.name!r}", "`mesp-np show` lists the ops")
     if args.json:
