@@ -62,6 +62,12 @@ def test_mean_estimate_approaches_the_gradient():
     assert abs(projection - 1) < 4 * math.sqrt(2 / 600)
 
 
+def test_probes_are_averaged_not_added():
+    """The mean over n probes is unbiased too, with an n-th of the variance."""
+    _, projection, _ = cosines(150, probes=4)
+    assert abs(projection - 1) < 4 * math.sqrt(2 / (150 * 4))
+
+
 def test_probes_raise_the_cosine():
     one, _, _ = cosines(100)
     sixteen, _, _ = cosines(60, probes=16)

@@ -16,7 +16,7 @@ OPS = ("rmsnorm", "linear", "lora", "swiglu", "rope", "attention", "residual", "
        "matmul", "quant", "optim_steps", "noise", "fill", "rowmath")
 PARTS = ("block", "saved", "arena", "ledger", "team", "model")
 METHODS = ("store", "mebp", "mesp", "mesp_store_h", "mesp_lean", "mezo")
-HEADING = re.compile(r"^[A-Z][A-Za-z]+(?: [a-z]+)?(?=\s{2,}|$)|^(restore|Recomputed|Tiles)(?=\s)", re.MULTILINE)
+HEADING = re.compile(r"^[A-Z][A-Za-z]+(?: [a-z]+)?(?=\s{2,}|$)|^(Recomputed|Tiles)(?=\s)", re.MULTILINE)
 
 
 def add_flags(parser):

@@ -12,10 +12,10 @@ probe, |cos(g_hat, g)| = |z . g| / (|z| |g|) has mean sqrt(2 / (pi d)).
 Memory    No tensor outlives its block: the peak is that of inference.  z is never stored;
           it is formed again from a key (seed, step, probe, tensor) where it is needed.
 
-Exact     theta + eps z is read from a copy of the part of the model being computed (one
+Restore   theta + eps z is read from a copy of the part of the model being computed (one
           block at a time), so theta is never touched and needs no restoring.  The published
-restore   scheme (`--perturb inplace`) adds eps z, -2 eps z, +eps z to theta itself; each
-          sum rounds, and theta is not quite what it was.
+          scheme (`--perturb inplace`) adds eps z, -2 eps z, +eps z to theta itself; each sum
+          rounds, and theta is not quite what it was.
 
 kept in a block: nothing
 
