@@ -179,7 +179,8 @@ class Run:
     @contextmanager
     def _new_run_dir(self):
         """The run's folder with its config.json; removed again when the run fails before its first step is logged."""
-        made, log = not self.run_dir.exists(), self.run_dir / "log.jsonl"
+        made = [path for path in (self.run_dir, *self.run_dir.parents) if not path.exists()]
+        log = self.run_dir / "log.jsonl"
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             if any(self.run_dir.iterdir()):
@@ -196,8 +197,8 @@ class Run:
             if not log.exists() or not log.stat().st_size:
                 for path in self.run_dir.iterdir():
                     path.unlink()
-                if made:
-                    self.run_dir.rmdir()
+                for folder_made in made:
+                    folder_made.rmdir()
             raise
 
     @contextmanager

@@ -205,3 +205,10 @@ def test_first_interrupt_finishes_the_step_and_saves(model, data, tmp_path):
     assert process.returncode == 130 and "interrupted" in out and "Traceback" not in out
     assert (run / "adapter" / "adapter_model.safetensors").exists()
     assert json.loads((run / "summary.json").read_text())["steps"] == len(log(run))
+
+
+def test_no_parent_folder_is_left_either(model, data, tmp_path):
+    (tmp_path / "adapter").mkdir()
+    assert train(model, data, tmp_path / "runs" / "today", "--adapter", str(tmp_path / "adapter")) == 1
+    assert train(model, data, tmp_path / "runs" / "today", "--method", "mezo", "--mezo-eps", "1e30") == 1
+    assert not (tmp_path / "runs").exists()
