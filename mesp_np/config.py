@@ -180,7 +180,9 @@ class RunConfig:
     rank: int = 8
     alpha: float = 16.0
     rslora: bool = False
+    dropout: float = 0.0             # of an adapter's input, in training only
     targets: tuple = PROJECTIONS
+    layers: tuple = ()               # layers that get adapters, from the front or (negative) the back; empty: all
     trainable: str = "lora"          # or full; none when nothing is trained
     loss: str = "vocab:1024"         # rows[:C], vocab[:C] or full
     update: str = "after"            # or fused
@@ -194,6 +196,7 @@ class RunConfig:
     probes: int = 1
     perturb: str = "copy"            # or inplace: the published scheme
     dtype: str = "float32"           # or float64
+    residency: str = "mapped"        # or widened: frozen weights in the run's dtype, in the arena
     threads: int = 1
     seed: int = 0
 
@@ -210,6 +213,8 @@ class RunConfig:
         for name in ("alpha", "mezo_eps", "adam_eps"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", "it must be a positive number")
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"--dropout is {self.dropout}", "it must be 0 or more, and below 1")
         unknown = [name for name in self.targets if name not in PROJECTIONS]
         if unknown or not self.targets:
             raise UsageError(f"--targets names {', '.join(unknown) or 'nothing'}",
@@ -226,6 +231,13 @@ class RunConfig:
         """The factor on an adapter's output: alpha / R, or alpha / sqrt(R)."""
         return self.alpha / (self.rank ** 0.5 if self.rslora else self.rank)
 
+    def adapted_layers(self, count):
+        """The indices of the layers with adapters, in a model of `count` layers.  Raises UsageError for others."""
+        wrong = [index for index in self.layers if not -count <= index < count]
+        if wrong:
+            raise UsageError(f"--layers names {', '.join(map(str, wrong))}", f"the model has layers 0 to {count - 1}")
+        return frozenset(index % count for index in self.layers or range(count))
+
     def loss_tile(self):
         """(variant, size): rows and C rows, or vocab and C tokens; full is all rows at once (size 0)."""
         variant, _, size = self.loss.partition(":")
@@ -237,4 +249,4 @@ class RunConfig:
 
 
 CHOICES = {"trainable": ("lora", "full", "none"), "update": ("after", "fused"), "optimizer": ("adamw", "sgd"),
-           "perturb": ("copy", "inplace"), "dtype": ("float32", "float64")}
+           "perturb": ("copy", "inplace"), "dtype": ("float32", "float64"), "residency": ("mapped", "widened")}

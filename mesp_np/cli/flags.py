@@ -21,7 +21,9 @@ RUN_HELP = {
     "rank": "LoRA rank",
     "alpha": "LoRA alpha; the adapter's output is multiplied by alpha / rank",
     "rslora": "multiply by alpha / sqrt(rank) instead",
+    "dropout": "chance that a number of an adapter's input is left out, in training",
     "targets": "projections that get an adapter, as in q_proj,v_proj",
+    "layers": "layers that get adapters, as in 0,3,20-23; -1 is the last (default: all)",
     "trainable": "adapters, or every weight",
     "loss": "rows[:C], vocab[:C] or full: how much of the logits exists at once",
     "update": "update after the backward, or fused into it",
@@ -33,6 +35,7 @@ RUN_HELP = {
     "probes": "MeZO estimates averaged in a step",
     "perturb": "MeZO reads copies, or perturbs in place as published",
     "dtype": "what is computed in",
+    "residency": "frozen weights stay mapped as they are stored, or are widened into memory once",
     "threads": "worker threads (default: all cores)",
     "seed": "decides adapters, order of the data, and MeZO's noise",
 }
@@ -53,7 +56,7 @@ def _add_flag(parser, field, text):
     if isinstance(default, bool):
         parser.add_argument(flag, action="store_true", help=text)
         return
-    kind = {tuple: _names}.get(type(default), type(default))
+    kind = _numbers if field.name == "layers" else {tuple: _names}.get(type(default), type(default))
     shown = ",".join(default) if isinstance(default, tuple) else default
     choices = CHOICES.get(field.name)
     suffix = f" (default: {shown})" if shown != "" and field.name != "threads" else ""
@@ -130,6 +133,17 @@ def size(text):
 
 def _names(text):
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _numbers(text):
+    """(0, 3, 4, 5) from `0,3-5`; -1 is a number, not a range."""
+    made = []
+    for part in _names(text):
+        match = re.fullmatch(r"(-?[0-9]+)(?:-([0-9]+))?", part)
+        if not match:
+            raise argparse.ArgumentTypeError(f"{part!r} is neither a number nor a range; write 0,3,20-23")
+        made += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return tuple(made)
 
 
 def with_method(run, name):
