@@ -28,10 +28,14 @@ N = B*T rows.  p and silu are made only where a method keeps them: attention oth
 works a row tile at a time, and act is formed from gate and up in one pass.
 """
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 
-from mesp_np.ops import attention, linear, lora, residual, rmsnorm, rope, swiglu
+import numpy as np
+
+from mesp_np.ops import attention, dropout, linear, lora, noise, residual, rmsnorm, rope, swiglu
+from mesp_np.ops.fill import fill
 from mesp_np.saved import Recipe, Saved, closure, last_readers
 
 NAMES = ("x rstd1 xn1 hq hk hv q k v p ctx ho mid rstd2 xn2 hg hu gate up silu act hd").split()
@@ -39,17 +43,30 @@ READS = {"q": "xn1", "k": "xn1", "v": "xn1", "o": "ctx", "gate": "xn2", "up": "x
 HIDDEN = {"q": "hq", "k": "hk", "v": "hv", "o": "ho", "gate": "hg", "up": "hu", "down": "hd"}
 
 
+@dataclass(frozen=True)
+class Dropout:
+    """The masks on the inputs of a batch's adapters, each with a key of its own; none is ever stored."""
+
+    draw: np.uint64
+    rate: float
+
+    def key(self, layer, projection):
+        """64 bits for one adapter."""
+        return noise.key(int(self.draw), layer, list(READS).index(projection))
+
+
 class Block:
     """A layer at a given batch shape.
 
-    layer   params.Layer
-    batch   (B, T)
-    tables  cos, sin of (T, E/2)
+    layer    params.Layer
+    batch    (B, T)
+    places   cos, sin of (T, E/2), and starts (N,): where in its row each position's text begins
+    dropout  Dropout, or None
     """
 
-    def __init__(self, index, layer, config, batch, tables, arena, team):
+    def __init__(self, index, layer, config, batch, places, arena, team, dropout=None):
         self.index, self.layer, self.config = index, layer, config
-        self.arena, self.team, self.tables = arena, team, tables
+        self.arena, self.team, self.places, self.dropout = arena, team, places, dropout
         self.B, self.T = batch
         self.rows = self.B * self.T
 
@@ -86,7 +103,7 @@ class Block:
             "hq": self._hidden("q"), "q": Recipe((N, Q), self._reads("q"), self._rotated("q")),
             "hk": self._hidden("k"), "k": Recipe((N, KV), self._reads("k"), self._rotated("k")),
             "hv": self._hidden("v"), "v": Recipe((N, KV), self._reads("v"), self._projected("v")),
-            "p": Recipe(self._attention_shape(), ("q", "k"), partial(attention.probabilities, team)),
+            "p": Recipe(self._attention_shape(), ("q", "k"), self._probabilities),
             "ctx": Recipe((N, Q), ("q", "k", "v"), self._attend),
             "ho": self._hidden("o"), "mid": Recipe((N, D), self._reads("o", "x"), self._added("o")),
             "rstd2": Recipe((N,), ("mid",), self._statistics),
@@ -116,8 +133,22 @@ class Block:
     def _hidden(self, key):
         """Recipe of h = x A^T (N, R), or None without an adapter."""
         adapter = self.layer.linear[key].lora
-        return adapter and Recipe((self.rows, len(adapter.A.value)), (READS[key],),
-                                  lambda h, x: lora.project(self.team, h, x, adapter.A.value))
+
+        def make(h, x):
+            with self._adapter_input(key, x) as y:
+                lora.project(self.team, h, y, adapter.A.value)
+
+        return adapter and Recipe((self.rows, len(adapter.A.value)), (READS[key],), make)
+
+    @contextmanager
+    def _adapter_input(self, key, x):
+        """What an adapter reads: x (N, I), or with dropout x with some of its numbers left out."""
+        if not self.dropout:
+            yield x
+            return
+        with self.arena.temp("dropped", x.shape) as y:                           # (N, I)
+            dropout.forward(self.team, y, x, self.dropout.key(self.index, key), self.dropout.rate)
+            yield y
 
     def _projected(self, key):
         """Maker of y = x W^T + b + s h B^T."""
@@ -136,7 +167,7 @@ class Block:
 
         def make(out, x, h=None):
             project(out, x, h)
-            rope.forward(self.team, out, *self.tables)
+            rope.forward(self.team, out, *self.places)
 
         return make
 
@@ -150,10 +181,13 @@ class Block:
 
         return make
 
+    def _probabilities(self, p, q, k):
+        attention.probabilities(self.team, p, q, k, self.places[-1])
+
     def _attend(self, out, q, k, v):
         B, H, T, S = shape = self._attention_shape()
         with self.arena.temp("tiles", (self.team.threads, attention.forward_scratch(T, S))) as tiles:
-            attention.forward(self.team, out, q, k, v, shape, tiles)
+            attention.forward(self.team, out, q, k, v, self.places[-1], shape, tiles)
 
     def _attention_shape(self):
         return self.B, self.config.num_attention_heads, self.T, self.T
@@ -179,7 +213,7 @@ class Block:
             arena.rename(gate, "dgate")
             arena.rename(up, "dup")
             arena.free(dact)
-            with saved.use("xn2"):
+            with self._reading("xn2", saved):
                 dxn2 = self._linear_backward("gate", saved, gate)                # (N, D)
                 self._linear_backward("up", saved, up, dxn2)
         saved.release("gate", "up", "hg", "hu", "xn2")
@@ -189,7 +223,7 @@ class Block:
 
     def _attention_backward(self, saved, dx, below):
         """In the forward: mid = x + o(attention(q, k, v)), each of q, k, v a projection of norm1(x)."""
-        arena, team, cos_sin = self.arena, self.team, self.tables
+        arena, team, starts = self.arena, self.team, self.places[-1]
         with saved.use("q") as q, saved.use("k") as k, saved.use("v") as v:
             dctx = self._linear_backward("o", saved, dx)                         # (N, H*E)
             saved.release("ho", "ctx")
@@ -199,12 +233,12 @@ class Block:
             B, H, T, S = shape = self._attention_shape()
             size = attention.backward_scratch(T, S, self.config.head_dim)
             with arena.temp("tiles", (team.threads, size)) as tiles:             # (threads, scratch)
-                attention.backward(team, dq, dk, dv, dctx, q, k, v, saved.get("p"), shape, tiles)
+                attention.backward(team, dq, dk, dv, dctx, q, k, v, saved.get("p"), starts, shape, tiles)
             arena.free(dctx)
         saved.release("q", "k", "v", "p")
-        rope.backward(team, dq, *cos_sin)
-        rope.backward(team, dk, *cos_sin)
-        with saved.use("xn1"):
+        rope.backward(team, dq, *self.places)
+        rope.backward(team, dk, *self.places)
+        with self._reading("xn1", saved):
             dxn1 = self._linear_backward("q", saved, dq, want_dx=below)          # (N, D)
             self._linear_backward("k", saved, dk, dxn1, want_dx=below)
             self._linear_backward("v", saved, dv, dxn1, want_dx=below)
@@ -216,6 +250,11 @@ class Block:
             arena.free(dxn1)
         saved.release("rstd1")
 
+    def _reading(self, source, saved):
+        """Hold `source`, so that it is rebuilt once at most, if a projection that reads it is trained."""
+        readers = [self.layer.linear[key] for key, name in READS.items() if name == source]
+        return saved.use(source) if any(map(_needs_input, readers)) else nullcontext()
+
     def _linear_backward(self, key, saved, dout, dx=None, want_dx=True):
         """Backward of y = x W^T + b + s (x A^T) B^T: parameter gradients first, then dx.
 
@@ -224,7 +263,7 @@ class Block:
         """
         p, team, source = self.layer.linear[key], self.team, READS[key]
         with self._hidden_gradient(key, dout) as dh:
-            if p.weight.trainable or p.lora:
+            if _needs_input(p):
                 with saved.use(source) as x:
                     self._parameter_gradients(key, saved, dout, x, dh)
             if not want_dx:
@@ -234,8 +273,18 @@ class Block:
                 dx = self.arena.alloc("d" + source, (self.rows, p.weight.value.shape[1]))   # (N, I)
             linear.backward_input(team, dx, dout, p.weight.value, add=add)
             if p.lora:
-                lora.backward_input(team, dx, dh, p.lora.A.value)
+                self._adapter_backward_input(key, dx, dh, p.lora.A.value)
         return dx
+
+    def _adapter_backward_input(self, key, dx, dh, A):
+        """dx (N, I) += dh A; with dropout, where the forward left nothing out."""
+        if not self.dropout:
+            lora.backward_input(self.team, dx, dh, A)
+            return
+        with self.arena.temp("ddropped", dx.shape) as dy:                        # (N, I)
+            fill(self.team, dy, 0)
+            lora.backward_input(self.team, dy, dh, A)
+            dropout.backward(self.team, dx, dy, self.dropout.key(self.index, key), self.dropout.rate)
 
     @contextmanager
     def _hidden_gradient(self, key, dout):
@@ -251,8 +300,8 @@ class Block:
     def _parameter_gradients(self, key, saved, dout, x, dh):
         p, team = self.layer.linear[key], self.team
         if p.lora:
-            with saved.use(HIDDEN[key]) as h:
-                lora.backward_params(team, p.lora.A.grad, p.lora.B.grad, dh, dout, x, h, p.lora.scale)
+            with saved.use(HIDDEN[key]) as h, self._adapter_input(key, x) as y:
+                lora.backward_params(team, p.lora.A.grad, p.lora.B.grad, dh, dout, y, h, p.lora.scale)
         if p.weight.trainable:
             linear.backward_weight(team, p.weight.grad, dout, x)
         if p.bias and p.bias.trainable:
@@ -263,3 +312,8 @@ class Block:
             if norm.trainable:
                 rmsnorm.backward_weight(self.team, norm.grad, dout, x, rstd)
             rmsnorm.backward(self.team, dx, dout, x, rstd, norm.value)
+
+
+def _needs_input(linear):
+    """Does the backward of a projection need its input?"""
+    return bool(linear.weight.trainable or linear.lora)

@@ -19,6 +19,7 @@ from mesp_np.methods import backprop, mezo
 from mesp_np.model import Batch, Model
 from mesp_np.ops import matmul
 from mesp_np.ops.fill import fill
+from mesp_np.ops.noise import key
 from mesp_np.ops.optim_steps import add_squares
 from mesp_np.optim import Optimizer, clip_factor
 from mesp_np.params import build, phantom_weights, trainable
@@ -88,14 +89,24 @@ class Engine:
 
     def loss(self, batch):
         """Mean loss per trained token, by a forward pass that keeps nothing."""
-        self._begin([batch])
-        return self.loss_sum(batch) / batch.trained_tokens
+        total, _ = self.evaluate(batch)
+        return total / batch.trained_tokens
 
-    def loss_sum(self, batch, *around):
-        """Sum of the losses of a batch, as a part of a step; `around` as in backprop.forward_losses."""
+    def evaluate(self, batch):
+        """(sum of the losses, how many targets were the likeliest token), by a forward pass without dropout."""
+        self._begin([batch])
         with self.model.inputs(batch) as inputs:
-            backprop.forward_losses(self, inputs, *around)
-            return self.model.sum_losses(inputs)
+            backprop.forward_losses(self, inputs)
+            return self.model.sum_losses(inputs), int(inputs.hits.sum())
+
+    def window_loss(self, window, *around):
+        """Sum of the losses of a step's batches, forward only; `around` as in backprop.forward_losses."""
+        total = 0.0
+        for index, batch in enumerate(window):
+            with self.model.inputs(batch, self._draw(index)) as inputs:
+                backprop.forward_losses(self, inputs, *around)
+                total += self.model.sum_losses(inputs)
+        return total
 
     def gradients(self, batch):
         """Parameter name -> copy of the gradient of the batch's mean loss (MeZO: its estimate)."""
@@ -107,7 +118,7 @@ class Engine:
             self._drop_gradients(parameters)
 
         if self.method.exact:
-            self._accumulate(batch, 1.0 / tokens, collect)
+            self._accumulate(batch, 0, 1.0 / tokens, collect)
             collect([p for p in self.parameters if p.grad is not None])
         else:
             derivatives, _ = mezo.projections(self, [batch], tokens)
@@ -136,7 +147,7 @@ class Engine:
         if len(window) > 1:             # all gradients outlive the first batch: placed first, they leave no holes
             self.make_gradients(self.parameters)
         at_once = update_layer if self.run.update == "fused" else None
-        total = sum(self._accumulate(batch, 1.0 / tokens, at_once) for batch in window)
+        total = sum(self._accumulate(batch, index, 1.0 / tokens, at_once) for index, batch in enumerate(window))
         self.arena.stage("update")
         self._update([p for p in self.parameters if p.grad is not None], rate, squares)
         return total / tokens
@@ -161,8 +172,12 @@ class Engine:
             mezo.estimate(self, derivatives, lambda p, grad: self.optimizer.step(p, grad, rate, self.steps, clip))
         return loss
 
-    def _accumulate(self, batch, scale, update=None):
-        with self.model.inputs(batch) as inputs:
+    def _draw(self, index):
+        """The key of the dropout masks of a batch in this step's window: the same for every method and probe."""
+        return key(self.run.seed, self.steps, index) if self.run.dropout else None
+
+    def _accumulate(self, batch, index, scale, update=None):
+        with self.model.inputs(batch, self._draw(index)) as inputs:
             backprop.gradients(self, inputs, scale, update)
             return self.model.sum_losses(inputs)
 
@@ -218,5 +233,5 @@ def plan_setup(config, run, weights):
 def plan_loss(config, run, shape, weights=None):
     """Extent in bytes of a forward pass that keeps nothing, on a batch of `shape` (B, T)."""
     with Engine(config, weights or phantom_weights(config), run) as engine:
-        engine.loss_sum(Batch.phantom(shape))
+        engine.evaluate(Batch.phantom(shape))
         return engine.arena.extent

@@ -32,7 +32,7 @@ class CachedBlock(Block):
         size = attention.forward_scratch(self.T, stop)
         with self.arena.temp("tiles", (self.team.threads, size)) as tiles:
             keys, values = (rows[:stop] for rows in self.cache)
-            attention.forward(self.team, out, q, keys, values, shape, tiles)
+            attention.forward(self.team, out, q, keys, values, self.places[-1], shape, tiles)
 
 
 class Generator:
@@ -48,6 +48,8 @@ class Generator:
         c, arena = self.config, self.arena
         self.tables = [arena.alloc(name, (positions, c.head_dim // 2), category="input") for name in ("cos", "sin")]
         rope.tables(self.team, *self.tables, c.rope_theta)
+        self.starts = arena.alloc("starts", (positions,), np.int32, "input")
+        put(self.team, self.starts, lambda: np.zeros(positions, np.int32))
         self.caches = [[arena.alloc(f"layer.{index}.cache.{name}", (positions, c.key_width), category="kept")
                         for name in ("k", "v")] for index in range(c.num_hidden_layers)]
 
@@ -58,9 +60,9 @@ class Generator:
             put(self.team, tokens, lambda: np.array(ids, np.int32))
             x = arena.alloc("x", (T, self.config.hidden_size))
             embedding.forward(self.team, x, tokens, self.params.embed.value)
-        tables = [table[self.length:self.length + T] for table in self.tables]
+        places = [table[self.length:self.length + T] for table in self.tables] + [self.starts[:T]]
         for index, layer in enumerate(self.params.layers):
-            block = CachedBlock(index, layer, self.config, (1, T), tables, arena, self.team,
+            block = CachedBlock(index, layer, self.config, (1, T), places, arena, self.team,
                                 cache=self.caches[index], first=self.length)
             out, _ = block.forward(x)
             arena.free(x)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mesp_np.block import Block
+from mesp_np.block import Block, Dropout
 from mesp_np.errors import UserError
 from mesp_np.ops import cross_entropy, embedding, linear, rmsnorm, rope, select
 from mesp_np.ops.cross_entropy import IGNORE
@@ -31,34 +31,41 @@ class Batch:
 
     ids             (B, T) token ids, any kind of integer
     labels          (B, T) the token that follows each position, -100 where there is no loss
+    starts          (B, T) where in its row the text of each position begins: 0, or more when
+                    several texts are packed into a row, which then do not see each other
     trained_tokens  positions with a loss
     """
 
     ids: np.ndarray
     labels: np.ndarray
+    starts: np.ndarray
     trained_tokens: int
 
     @classmethod
-    def of(cls, ids, labels):
-        """From two integer arrays of shape (B, T)."""
-        return cls(np.asarray(ids), np.asarray(labels), int(np.sum(np.not_equal(labels, IGNORE))))
+    def of(cls, ids, labels, starts=None):
+        """From integer arrays of shape (B, T); without `starts` a row is one text."""
+        starts = np.zeros_like(ids) if starts is None else starts
+        return cls(np.asarray(ids), np.asarray(labels), np.asarray(starts), int(np.sum(np.not_equal(labels, IGNORE))))
 
     @classmethod
     def phantom(cls, shape):
         """For planning: a shape (B, T), every position with a loss, and no memory."""
         zeros = np.broadcast_to(np.int32(0), shape)
-        return cls(zeros, zeros, shape[0] * shape[1])
+        return cls(zeros, zeros, zeros, shape[0] * shape[1])
 
     def check(self, vocab_size, seq):
-        """Raise UserError for what no kernel may see: ids or labels outside the vocabulary, too long, no target."""
+        """Raise UserError for what no kernel may see: numbers out of their range, rows too long, no target."""
         labels = self.labels[self.labels != IGNORE]
         for name, values in (("ids", self.ids), ("labels", labels)):
             if values.size and not 0 <= values.min() <= values.max() < vocab_size:
                 raise UserError(f"batch: {name} hold {values.min()} to {values.max()}, the model has {vocab_size} "
                                 "tokens", "use the tokenizer that belongs to the model")
-        if self.ids.ndim != 2 or self.ids.shape != self.labels.shape or self.ids.shape[1] > seq:
-            raise UserError(f"batch: ids {self.ids.shape} and labels {self.labels.shape}",
-                            f"both must be (B, T) with T at most {seq}, the run's seq")
+        shapes = {self.ids.shape, self.labels.shape, self.starts.shape}
+        if self.ids.ndim != 2 or len(shapes) > 1 or self.ids.shape[1] > seq:
+            raise UserError(f"batch: ids, labels and starts have shapes {', '.join(map(str, shapes))}",
+                            f"all must be (B, T) with T at most {seq}, the run's seq")
+        if np.any((self.starts < 0) | (self.starts > np.arange(self.ids.shape[1]))):
+            raise UserError("batch: a position stands before the start of its text", "starts[b, t] is at most t")
         if not labels.size:
             raise UserError("batch: every label is -100", "leave out rows that predict nothing")
 
@@ -67,18 +74,23 @@ class Batch:
 class Inputs:
     """A batch in the arena.
 
-    ids, labels  (N,) int32
-    rows         (n,) int32, the rows with a loss
-    targets      (n,) int32, their labels
-    losses       (n,) loss of each
+    ids, labels, starts  (N,) int32
+    rows     (n,) int32, the rows with a loss
+    targets  (n,) int32, their labels
+    hits     (n,) int32, 1 where the target was the likeliest token
+    losses   (n,) loss of each
+    draw     key of the batch's dropout masks (`ops/noise.py`); None: nothing is left out
     """
 
     shape: tuple
     ids: np.ndarray
     labels: np.ndarray
+    starts: np.ndarray
     rows: np.ndarray
     targets: np.ndarray
+    hits: np.ndarray
     losses: np.ndarray
+    draw: np.uint64 | None
 
 
 class Model:
@@ -90,24 +102,30 @@ class Model:
         self.cos, self.sin = (arena.alloc(name, shape, category="input") for name in ("cos", "sin"))
         rope.tables(team, self.cos, self.sin, config.rope_theta)
 
-    def blocks(self, B, T):
-        """The decoder blocks for batches of (B, T)."""
-        tables = self.cos[:T], self.sin[:T]
-        return [Block(index, layer, self.config, (B, T), tables, self.arena, self.team)
+    def blocks(self, inputs):
+        """The decoder blocks for a batch."""
+        T = inputs.shape[1]
+        places = self.cos[:T], self.sin[:T], inputs.starts
+        dropout = None if inputs.draw is None else Dropout(inputs.draw, self.run.dropout)
+        return [Block(index, layer, self.config, inputs.shape, places, self.arena, self.team, dropout)
                 for index, layer in enumerate(self.params.layers)]
 
     @contextmanager
-    def inputs(self, batch):
-        """The batch in the arena, for the length of a `with` block; the forward stage begins."""
+    def inputs(self, batch, draw=None):
+        """The batch in the arena, for the length of a `with` block; the forward stage begins.
+
+        draw  key of its dropout masks; None, as in evaluation: nothing is left out
+        """
         self.arena.stage("forward")
         N, n = batch.ids.size, batch.trained_tokens
-        arrays = [self.arena.alloc(name, (N,), np.int32, "input") for name in ("ids", "labels", "rows", "targets")]
+        names = "ids", "labels", "starts", "rows", "targets", "hits"
+        arrays = [self.arena.alloc(name, (N,), np.int32, "input") for name in names]
         losses = self.arena.alloc("losses", (N,), category="input")
-        ids, labels, rows, targets = arrays
-        put(self.team, ids, lambda: batch.ids.reshape(-1))
-        put(self.team, labels, lambda: batch.labels.reshape(-1))
+        ids, labels, starts, rows, targets, hits = arrays
+        for array, values in ((ids, batch.ids), (labels, batch.labels), (starts, batch.starts)):
+            put(self.team, array, lambda values=values: values.reshape(-1))
         select.find(self.team, rows, targets, labels, IGNORE)
-        yield Inputs(batch.ids.shape, ids, labels, rows[:n], targets[:n], losses[:n])
+        yield Inputs(batch.ids.shape, ids, labels, starts, rows[:n], targets[:n], hits[:n], losses[:n], draw)
         for array in (*arrays, losses):
             self.arena.free(array)
 
@@ -162,14 +180,15 @@ class Model:
         with arena.temp("chosen", (size, D)) as chosen, arena.temp("logits", (size, V), category="logits") as logits:
             for first in range(0, len(inputs.rows), size):
                 part = slice(first, first + size)
-                rows, targets, losses = inputs.rows[part], inputs.targets[part], inputs.losses[part]
+                rows, targets = inputs.rows[part], inputs.targets[part]
+                losses, hits = inputs.losses[part], inputs.hits[part]
                 x, y = chosen[:len(rows)], logits[:len(rows)]
                 select.forward(team, x, xn, rows)
                 linear.forward(team, y, x, head.value)
                 if not gradient:
-                    cross_entropy.forward(team, losses, y, targets)
+                    cross_entropy.forward(team, losses, hits, y, targets)
                     continue
-                cross_entropy.backward(team, y, losses, targets, scale)
+                cross_entropy.backward(team, y, losses, hits, targets, scale)
                 with team.counting("backward"):
                     if head.trainable:
                         linear.backward_weight(team, head.grad, y, x)
@@ -210,7 +229,7 @@ class Model:
                 with team.counting("backward"):
                     cross_entropy.shrink_rows(team, dx, shrink)
                     linear.backward_input(team, dx, y, head.value[first:first + y.shape[1]], add=True)
-        cross_entropy.finish(team, inputs.losses, largest, total)
+        cross_entropy.finish(team, inputs.losses, inputs.hits, largest, total)
 
     def _gradient_over_vocabulary(self, x, dx, logits, inputs, lse, scale):
         """dx (n, D) and the head's own gradient, from logits formed once more."""

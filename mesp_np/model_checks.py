@@ -80,7 +80,8 @@ def _check_block(method, shape, exhaustive, seed):
         cos, sin = (arena.alloc(table, (shape[1], TINY.head_dim // 2)) for table in ("cos", "sin"))
         rope.tables(team, cos, sin, TINY.rope_theta)
         layer = build(arena, team, TINY, weights, run).layers[1]
-        block = Block(1, layer, TINY, shape, (cos, sin), arena, team)
+        starts = np.zeros(len(x), np.int32)
+        block = Block(1, layer, TINY, shape, (cos, sin, starts), arena, team)
         adapters = trainable(members(layer))
         for p in adapters:
             p.value[...] = 0.5 * rng.standard_normal(p.value.shape)

@@ -14,6 +14,7 @@ import numpy as np
 from mesp_np.ops import (
     attention,
     cross_entropy,
+    dropout,
     embedding,
     linear,
     lora,
@@ -101,41 +102,41 @@ def _rmsnorm_backward(team, dout, x, weight, eps):
             "weight": _made(rmsnorm.backward_weight, team, weight.shape, dout, x, rstd)}
 
 
-def _rotated(op, team, x, T, E):
+def _rotated(op, team, x, T, E, starts):
     """Either direction of rope, which works in place, on a copy of x."""
     out, (cos, sin) = x.copy(), np.empty((2, T, E // 2))
     rope.tables(team, cos, sin, base=100.0)
-    op(team, out, cos, sin)
+    op(team, out, cos, sin, starts)
     return out
 
 
-def _rope(team, x, T, E):
-    return _rotated(rope.forward, team, x, T, E)
+def _rope(team, x, T, E, starts):
+    return _rotated(rope.forward, team, x, T, E, starts)
 
 
-def _rope_backward(team, dout, x, T, E):
-    return {"x": _rotated(rope.backward, team, dout, T, E)}
+def _rope_backward(team, dout, x, T, E, starts):
+    return {"x": _rotated(rope.backward, team, dout, T, E, starts)}
 
 
-def _attention_whole(team, q, k, v, shape):
-    p = _made(attention.probabilities, team, shape, q, k)
+def _attention_whole(team, q, k, v, starts, shape):
+    p = _made(attention.probabilities, team, shape, q, k, starts)
     return _made(attention.context, team, q.shape, p, v)
 
 
-def _attention_whole_backward(team, dout, q, k, v, shape):
-    p = _made(attention.probabilities, team, shape, q, k)
-    return _attention_tiles_backward(team, dout, q, k, v, shape, p)
+def _attention_whole_backward(team, dout, q, k, v, starts, shape):
+    p = _made(attention.probabilities, team, shape, q, k, starts)
+    return _attention_tiles_backward(team, dout, q, k, v, starts, shape, p)
 
 
-def _attention_tiles(team, q, k, v, shape):
+def _attention_tiles(team, q, k, v, starts, shape):
     scratch = np.empty((team.threads, attention.forward_scratch(*shape[2:])))
-    return _made(attention.forward, team, q.shape, q, k, v, shape, scratch)
+    return _made(attention.forward, team, q.shape, q, k, v, starts, shape, scratch)
 
 
-def _attention_tiles_backward(team, dout, q, k, v, shape, p=None):
+def _attention_tiles_backward(team, dout, q, k, v, starts, shape, p=None):
     (_, H, T, S), (dq, dk, dv) = shape, map(np.empty_like, (q, k, v))
     scratch = np.empty((team.threads, attention.backward_scratch(T, S, q.shape[1] // H)))
-    attention.backward(team, dq, dk, dv, dout, q, k, v, p, shape, scratch)
+    attention.backward(team, dq, dk, dv, dout, q, k, v, p, starts, shape, scratch)
     return {"q": dq, "k": dk, "v": dv}
 
 
@@ -147,6 +148,14 @@ def _swiglu_backward(team, dout, gate, up):
     dgate, dup = np.empty_like(gate), np.empty_like(up)
     swiglu.backward(team, dgate, dup, dout, gate, up)
     return {"gate": dgate, "up": dup}
+
+
+def _dropout(team, x, key, rate):
+    return _made(dropout.forward, team, x.shape, x, key, rate)
+
+
+def _dropout_backward(team, dout, x, key, rate):
+    return {"x": _made(dropout.backward, team, x.shape, dout, key, rate)}
 
 
 def _residual(team, branch, x):
@@ -176,12 +185,12 @@ def _select_backward(team, dout, x, rows):
 
 
 def _loss(team, logits, labels):
-    return _made(cross_entropy.forward, team, len(labels), logits, labels)
+    return _made(cross_entropy.forward, team, len(labels), np.empty(len(labels)), logits, labels)
 
 
 def _loss_backward(team, dout, logits, labels):
     dlogits = logits.copy()
-    cross_entropy.backward(team, dlogits, np.empty(len(labels)), labels, scale=1.0)
+    cross_entropy.backward(team, dlogits, *np.empty((2, len(labels))), labels, scale=1.0)
     return {"logits": dlogits * dout[:, None]}
 
 
@@ -191,7 +200,7 @@ def _loss_statistics(team, logits, labels, width):
     for first in range(0, logits.shape[1], width):
         tile = logits[:, first:first + width].copy()
         cross_entropy.accumulate(team, tile, largest, total, shrink, losses, labels, first)
-    cross_entropy.finish(team, losses, largest, total)
+    cross_entropy.finish(team, losses, np.empty(len(labels)), largest, total)
     return losses, largest
 
 
@@ -235,18 +244,22 @@ def _row_cases(N, D):
     norm = _normal({"eps": 0.1}, x=(N, D), weight=(D,))
     yield OpCase(f"rmsnorm {N}x{D}", norm, _rmsnorm, _rmsnorm_backward)
     yield OpCase(f"rmsnorm zero row {N}x{D}", _with_zero_row(norm), _rmsnorm, _rmsnorm_backward)
+    key = {"key": np.uint64(6), "rate": 0.4}
+    yield OpCase(f"dropout {N}x{D}", _normal(key, x=(N, D)), _dropout, _dropout_backward)
     yield OpCase(f"swiglu {N}x{D}", _normal(gate=(N, D), up=(N, D)), _swiglu, _swiglu_backward)
     yield OpCase(f"residual {N}x{D}", _normal(branch=(N, D), x=(N, D)), _residual, _residual_backward)
     yield OpCase(f"select {N}x{D}", _normal({"rows": np.arange(0, N, 2)}, x=(N, D)), _select, _select_backward)
 
 
-def _attention_cases(B, H, K, T, S, E):
-    """Attention with whole probabilities and in tiles; and rope on its queries."""
-    label = f"B={B} H={H} K={K} T={T} S={S} E={E}"
-    inputs = _normal({"shape": (B, H, T, S)}, q=(B * T, H * E), k=(B * S, K * E), v=(B * S, K * E))
+def _attention_cases(B, H, K, T, S, E, packed=False):
+    """Attention with whole probabilities and in tiles, and rope on its queries; perhaps two texts in a row."""
+    label = f"B={B} H={H} K={K} T={T} S={S} E={E}" + " packed" * packed
+    starts = np.tile(np.where(np.arange(T) >= T // 3, T // 3, 0), B) if packed else np.zeros(B * T, int)
+    inputs = _normal({"starts": starts, "shape": (B, H, T, S)},
+                     q=(B * T, H * E), k=(B * S, K * E), v=(B * S, K * E))
     yield OpCase(f"attention whole {label}", inputs, _attention_whole, _attention_whole_backward)
     yield OpCase(f"attention tiles {label}", inputs, _attention_tiles, _attention_tiles_backward)
-    yield OpCase(f"rope B={B} T={T} H={H} E={E}", _normal({"T": T, "E": E}, x=(B * T, H * E)), _rope, _rope_backward)
+    yield OpCase(f"rope {label}", _normal({"T": T, "E": E, "starts": starts}, x=(B * T, H * E)), _rope, _rope_backward)
 
 
 def _vocabulary_cases(N, D, V, width):
@@ -264,6 +277,6 @@ OP_CASES = [
     *_row_cases(N=6, D=16), *_row_cases(N=7, D=33), *_row_cases(N=1, D=1),
     *_attention_cases(B=2, H=4, K=2, T=6, S=6, E=8), *_attention_cases(B=1, H=6, K=2, T=7, S=7, E=4),
     *_attention_cases(B=2, H=2, K=1, T=1, S=1, E=4), *_attention_cases(B=1, H=3, K=3, T=5, S=9, E=2),
-    *_attention_cases(B=1, H=2, K=1, T=67, S=67, E=2),
+    *_attention_cases(B=1, H=2, K=1, T=67, S=67, E=2), *_attention_cases(B=2, H=4, K=2, T=11, S=11, E=4, packed=True),
     *_vocabulary_cases(N=6, D=8, V=20, width=5), *_vocabulary_cases(N=7, D=33, V=33, width=8),
 ]

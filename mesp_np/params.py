@@ -66,6 +66,13 @@ class Params:
         """The parameters of no layer, each once."""
         return [self.embed, self.norm] + ([] if self.head is self.embed else [self.head])
 
+    @property
+    def frozen_layers(self):
+        """How many layers lie below the lowest trained tensor: no gradient is needed there."""
+        if self.embed.trainable:
+            return 0
+        return next((index for index, layer in enumerate(self.layers) if trainable(members(layer))), len(self.layers))
+
     def __iter__(self):
         """Every parameter once: layer by layer, then those of no layer."""
         for layer in self.layers:
@@ -115,7 +122,8 @@ def _layer(make, config, index, run):
         weight = make.base(module + ".weight")
         has_bias = config.qkv_bias and name in ("q_proj", "k_proj", "v_proj")
         bias = make.base(module + ".bias") if has_bias else None
-        lora = make.lora(f"layers.{index}.{module_name(name)}", *weight.value.shape) if name in run.targets else None
+        adapted = name in run.targets and index in run.adapted_layers(config.num_hidden_layers)
+        lora = make.lora(f"layers.{index}.{module_name(name)}", *weight.value.shape) if adapted else None
         linear[name.removesuffix("_proj")] = Linear(weight, bias, lora)
     return Layer(make.base(prefix + "input_layernorm.weight"), make.base(prefix + "post_attention_layernorm.weight"),
                  linear)

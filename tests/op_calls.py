@@ -5,6 +5,7 @@ import numpy as np
 from mesp_np.ops import (
     attention,
     cross_entropy,
+    dropout,
     embedding,
     fill,
     linear,
@@ -53,7 +54,9 @@ C, V, W = 90, 1500, 700                       # rows with a loss, vocabulary, a 
 THREADS = 4                                   # scratch for so many
 SCALE = {"scale": 0.5}
 EPS = {"eps": 1e-6}
-SHAPE = {"shape": (B, H, T, T)}
+STARTS = {"starts": np.tile(np.where(np.arange(T) < 170, 0, 170), B).astype(np.int32)}     # two texts in a row
+SHAPE = STARTS | {"shape": (B, H, T, T)}
+DROPOUT = {"key": noise.key(1), "rate": 0.3}
 RATES = {"rate": 0.1, "decay": 0.01, "clip": 0.5}
 ADAMW = RATES | {"betas": (0.9, 0.999), "eps": 1e-8, "step": 3}
 IDS = {"ids": np.arange(N, dtype=np.int32) * 7 % V}
@@ -85,9 +88,9 @@ CALLS = [
     Call(rmsnorm.backward, adds="dx", dx=(N, D), dout=(N, D), x=(N, D), rstd=(N,), weight=(D,)),
     Call(rmsnorm.backward_weight, adds="dweight", dweight=(D,), dout=(N, D), x=(N, D), rstd=(N,)),
     Call(rope.tables, "cos sin", others={"base": 1e4}, cos=(T, 200), sin=(T, 200)),
-    Call(rope.forward, x=QUERIES, cos=(T, E // 2), sin=(T, E // 2)),
-    Call(rope.backward, dx=QUERIES, cos=(T, E // 2), sin=(T, E // 2)),
-    Call(attention.probabilities, "p", p=WHOLE, q=QUERIES, k=KEYS),
+    Call(rope.forward, others=STARTS, x=QUERIES, cos=(T, E // 2), sin=(T, E // 2)),
+    Call(rope.backward, others=STARTS, dx=QUERIES, cos=(T, E // 2), sin=(T, E // 2)),
+    Call(attention.probabilities, "p", others=STARTS, p=WHOLE, q=QUERIES, k=KEYS),
     Call(attention.context, "ctx", ctx=QUERIES, p=WHOLE, v=KEYS),
     Call(attention.forward, "ctx scratch", others=SHAPE, free="scratch.0 scratch.1",
          ctx=QUERIES, q=QUERIES, k=KEYS, v=KEYS, scratch=FORWARD_SCRATCH),
@@ -99,6 +102,8 @@ CALLS = [
     Call(swiglu.product, "act", act=(N, D), silu=(N, D), up=(N, D)),
     Call(swiglu.forward, "act", act=(N, D), gate=(N, D), up=(N, D)),
     Call(swiglu.backward, "dgate dup", dgate=(N, D), dup=(N, D), dact=(N, D), gate=(N, D), up=(N, D)),
+    Call(dropout.forward, "out", others=DROPOUT, out=(N, D), x=(N, D)),
+    Call(dropout.backward, adds="dx", others=DROPOUT, dx=(N, D), dout=(N, D)),
     Call(residual.forward, adds="out", out=(N, D), x=(N, D)),
     Call(embedding.forward, "out", others=IDS, free="table.0", out=(N, D), table=(V, D)),
     Call(embedding.backward, adds="dtable", others=IDS, free="dtable.0", dtable=(V, D), dout=(N, D)),
@@ -106,13 +111,14 @@ CALLS = [
     Call(select.forward, "chosen", others=ROWS, free="x.0", chosen=(C, D), x=(N, D)),
     Call(select.backward, others=ROWS, free="dx.0", dx=(N, D), dchosen=(C, D)),
     Call(select.clear_ignored, others={"labels": IGNORED, "ignore": IGNORE}, free="dx.1", dx=(N, D)),
-    Call(cross_entropy.forward, "losses", others=LABELS, free="logits.1", losses=(C,), logits=(C, V)),
-    Call(cross_entropy.backward, "losses", others=LABELS | SCALE, free="logits.1", logits=(C, V), losses=(C,)),
+    Call(cross_entropy.forward, "losses hits", others=LABELS, free="logits.1", losses=(C,), hits=(C,), logits=(C, V)),
+    Call(cross_entropy.backward, "losses hits", others=LABELS | SCALE, free="logits.1",
+         logits=(C, V), losses=(C,), hits=(C,)),
     Call(cross_entropy.accumulate, "shrink", others=TILE, free="logits.1",
          logits=(C, W), largest=(C,), total=(C,), shrink=(C,), losses=(C,)),
     Call(cross_entropy.shrink_rows, free="dx.1", dx=(C, D), shrink=(C,)),
     Call(cross_entropy.combine, others=SCALE, dx=(C, D), target=(C, D), total=(C,)),
-    Call(cross_entropy.finish, adds="losses", losses=(C,), largest=(C,), total=(C,)),
+    Call(cross_entropy.finish, "hits", adds="losses", losses=(C,), hits=(C,), largest=(C,), total=(C,)),
     Call(cross_entropy.gradient_tile, others=TILE | SCALE, free="logits.1", logits=(C, W), lse=(C,)),
     Call(cross_entropy.sum_losses, "total", free="losses.0", total=(1,), losses=(C,)),
     Call(noise.add_noise, "out", others=SCALE | {"key": noise.key(1, 2)}, out=(N, D), base=(N, D)),

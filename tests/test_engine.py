@@ -14,7 +14,7 @@ from tests import small
     ([[1, 83]], [[1, 2]], "ids hold 1 to 83"), ([[-1, 5]], [[1, 2]], "ids hold -1 to 5"),
     ([[1, 2]], [[-100, 83]], "labels hold 83 to 83"), ([[1, 2]], [[-1, 2]], "labels hold -1 to 2"),
     ([[1, 2]], [[-100, -100]], "every label is -100"), ([[1] * 14], [[1] * 14], "T at most 13"),
-    ([[1, 2]], [[1, 2, 3]], "both must be"), ([1, 2], [1, 2], "both must be")])
+    ([[1, 2]], [[1, 2, 3]], "all must be"), ([1, 2], [1, 2], "all must be")])
 def test_a_batch_that_does_not_fit_is_refused(ids, labels, words):
     """One line, from each way in and anywhere in a window; and the engine goes on as if nothing had been."""
     with small.engine() as engine, small.engine() as other:

@@ -34,7 +34,7 @@ def closed_form(config, run):
     evaluate(methods.__doc__, letters)
     letters["head"] = letters["head_vocab" if variant == "vocab" else "head_rows"]
     evaluate(methods.METHODS[run.method].about, letters)
-    return np.dtype(run.dtype).itemsize * (letters["fixed"] + letters["peak"]) + 16 * B * T + 8
+    return np.dtype(run.dtype).itemsize * (letters["fixed"] + letters["peak"]) + 24 * B * T + 8
 
 
 @pytest.mark.parametrize("method", methods.METHODS)

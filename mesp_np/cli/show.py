@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mesp_np.errors import UsageError
 
-OPS = ("rmsnorm", "linear", "lora", "swiglu", "rope", "attention", "residual", "embedding", "select", "cross_entropy",
+OPS = ("rmsnorm", "linear", "lora", "swiglu", "rope", "attention", "dropout", "residual", "embedding", "select", "cross_entropy",
        "matmul", "quant", "optim_steps", "noise", "fill", "rowmath")
 PARTS = ("block", "saved", "arena", "ledger", "team", "model")
 METHODS = ("store", "mebp", "mesp", "mesp_store_h", "mesp_lean", "mezo")

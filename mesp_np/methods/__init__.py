@@ -20,8 +20,8 @@ Q = H*E, KV = K*E, R rank, V vocabulary, C rows (or W tokens) of the loss tile, 
 g: the numbers in one layer's adapters, which is also their gradient.  head: the loss stage
 by rows (`full` has C = N) or by vocabulary tiles.  tiles: the scratch of attention's
 backward.  fixed: adapters with their optimiser moments (0 for SGD, 2 for AdamW), cos and
-sin, the workers' scratch (ops/matmul.py) and the losses; to which the batch adds 16*N bytes of
-ids and labels, and the gradient norm 8 bytes.
+sin, the workers' scratch (ops/matmul.py) and the losses; to which the batch adds 24*N bytes of
+ids, labels and the like, and the gradient norm 8 bytes.
 """
 
 from dataclasses import dataclass

@@ -6,7 +6,7 @@
                dx = backward of block_l;  free x_l
 
 Without checkpoints (`store`) the forward keeps the names of every block, and nothing is
-replayed.  Nothing below the lowest trained tensor is differentiated.
+replayed.  Blocks below the lowest trained tensor keep nothing and are not differentiated.
 
 With the fused update a layer's parameters move as soon as its gradients and the dx below
 it are formed: lower layers never read them again, so the step is the same step.
@@ -38,7 +38,7 @@ def gradients(engine, inputs, scale, update=None):
             engine.make_gradients(parameters)
             if method.checkpoint:
                 saved = block.replay(x, method.keep)
-            block.backward(saved, dx, below=bool(passes or outside))
+            block.backward(saved, dx, below=bool(passes) or model.params.embed.trainable)
             arena.free(x)
             if update:
                 update(parameters)
@@ -47,17 +47,27 @@ def gradients(engine, inputs, scale, update=None):
 
 
 def _forward(engine, inputs):
-    """The last block's output, and (block, x, Saved) of every block."""
+    """The last block's output, and (block, x, Saved) of every block that the backward comes to."""
     arena, model, method = engine.arena, engine.model, engine.method
     keep, held = (frozenset(), "checkpoint") if method.checkpoint else (method.keep, "kept")
     x = model.embed(inputs)
     passes = []
-    for block in model.blocks(*inputs.shape):
+    for block in model.blocks(inputs):
+        if block.index < model.params.frozen_layers:
+            x = _through(arena, block, x)
+            continue
         arena.rename(x, f"layer.{block.index}.x", held)
         out, saved = block.forward(x, keep)
         passes.append((block, x, saved))
         x = out
     return arena.rename(x, "final.x", "temp"), passes
+
+
+def _through(arena, block, x):
+    """The output of a block that keeps nothing, its input freed."""
+    out, _ = block.forward(x)
+    arena.free(x)
+    return out
 
 
 def forward_losses(engine, inputs, around=lambda parameters: nullcontext()):
@@ -68,11 +78,9 @@ def forward_losses(engine, inputs, around=lambda parameters: nullcontext()):
     arena, model, params = engine.arena, engine.model, engine.model.params
     with around([params.embed]):
         x = model.embed(inputs)
-    for block in model.blocks(*inputs.shape):
+    for block in model.blocks(inputs):
         with around(members(block.layer)):
-            out, _ = block.forward(x)
-        arena.free(x)
-        x = out
+            x = _through(arena, block, x)
     arena.stage("loss")
     with around([params.norm, params.head]):
         model.loss(x, inputs, 1.0, gradient=False)

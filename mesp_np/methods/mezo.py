@@ -82,7 +82,7 @@ def _pair_from_copies(engine, window, probe, eps):
             engine.arena.free(p.value)
             p.value = value
 
-    return [sum(engine.loss_sum(batch, partial(around, amount=amount)) for batch in window) for amount in (eps, -eps)]
+    return [engine.window_loss(window, partial(around, amount=amount)) for amount in (eps, -eps)]
 
 
 def _pair_in_place(engine, window, probe, eps):
@@ -94,7 +94,7 @@ def _pair_in_place(engine, window, probe, eps):
     losses = []
     for amount in (eps, -2 * eps):
         move(amount)
-        losses.append(sum(engine.loss_sum(batch) for batch in window))
+        losses.append(engine.window_loss(window))
     move(eps)
     return losses
 

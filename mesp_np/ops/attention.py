@@ -3,11 +3,14 @@
 Shapes    q, dq, ctx, dctx : (B*T, H*E)   H query heads of dimension E side by side
           k, v, dk, dv     : (B*S, K*E)   K key/value heads; query head h reads head h // G, G = H / K
           p                : (B, H, T, S) softmax probabilities, or None
+          starts           : (B*T,)       the first key that each query sees
           T queries stand at the last T of S positions (S = T in training; S > T when
-          earlier keys come from a cache), so query t sees keys s <= t + S - T.
+          earlier keys come from a cache), so query t sees keys starts_t <= s <= t + S - T.
+          starts is 0 unless several texts are packed into a row: then it is where the
+          query's own text begins, and no text sees another.
 
 Forward   For each sequence and head, with alpha = E^(-1/2):
-              a_ts   = alpha sum_e q_te k_se                     for s <= t + S - T
+              a_ts   = alpha sum_e q_te k_se                     for starts_t <= s <= t + S - T
               p_ts   = exp(a_ts - max_s a_ts) / sum_s exp(...)   0 for the keys not seen
               ctx_te = sum_s p_ts v_se
 
@@ -27,7 +30,8 @@ Recomputed without p: a row tile of p at a time from q and k, by the forward's o
 Cost       4 B H T S E FLOPs forward and 8 backward, about half of it skipped as masked
 
 Tiles     TILE query rows at a time.  A tile multiplies only with the keys up to its last
-          row; the tiles above the diagonal are never formed.  With p kept, tiles are
+          row; the tiles above the diagonal are never formed.  (Keys before starts are: what is
+          computed depends on shapes, never on the data, so that a plan can count it.)  With p kept, tiles are
           written into p; else into a worker's scratch: the same calls on the same shapes,
           so the same bits.  The backward runs over (sequence, key/value head): the sums
           over t and over the G heads then have one author and one order.
@@ -54,16 +58,17 @@ def backward_scratch(T, S, E):
     return 2 * min(TILE, T) * S + S * E
 
 
-def probabilities(team, p, q, k):
-    """p (B, H, T, S) from q (B*T, H*E) and k (B*S, K*E); zero above the diagonal."""
+def probabilities(team, p, q, k, starts):
+    """p (B, H, T, S) from q (B*T, H*E) and k (B*S, K*E); zero for the keys not seen."""
     B, H, T, S = p.shape
     q, k, _ = _heads(p.shape, q, k, k)
+    starts = _starts(starts, B, T)
 
     def task(_, tile):
         b, h = divmod(tile, H)
         for rows, seen in _row_tiles(T, S):
             p[b, h, rows, seen:] = 0
-            _probability_tile(p[b, h, rows, :seen], q[b, rows, h], k[b, :seen, _group(h, q, k)])
+            _probability_tile(p[b, h, rows, :seen], q[b, rows, h], k[b, :seen, _group(h, q, k)], starts[b, rows])
 
     team.run(p, B * H, task, flops=_flops(B, H, T, S, q.shape[-1], 1))
 
@@ -81,7 +86,7 @@ def context(team, ctx, p, v):
     team.run(ctx, B * H, task, flops=_flops(B, H, T, S, v.shape[-1], 1))
 
 
-def forward(team, ctx, q, k, v, shape, scratch):
+def forward(team, ctx, q, k, v, starts, shape, scratch):
     """ctx (B*T, H*E) with probabilities only a tile at a time.
 
     shape    (B, H, T, S)
@@ -91,6 +96,7 @@ def forward(team, ctx, q, k, v, shape, scratch):
     expect(q.shape, ctx=ctx)
     _expect_room(scratch, team.threads, forward_scratch(T, S))
     q, k, v = _heads(shape, q, k, v)
+    starts = _starts(starts, B, T)
     ctx4 = ctx.reshape(q.shape, copy=False)
 
     def task(worker, tile):
@@ -99,13 +105,13 @@ def forward(team, ctx, q, k, v, shape, scratch):
         for rows, seen in _row_tiles(T, S):
             count = rows.stop - rows.start
             p = scratch[worker, :count * seen].reshape(count, seen)
-            _probability_tile(p, q[b, rows, h], k[b, :seen, g])
+            _probability_tile(p, q[b, rows, h], k[b, :seen, g], starts[b, rows])
             np.matmul(p, v[b, :seen, g], out=ctx4[b, rows, h])
 
     team.run(ctx, B * H, task, flops=_flops(B, H, T, S, q.shape[-1], 2))
 
 
-def backward(team, dq, dk, dv, dctx, q, k, v, p, shape, scratch):
+def backward(team, dq, dk, dv, dctx, q, k, v, p, starts, shape, scratch):
     """dq, dk, dv from dctx; p (B, H, T, S), or None to form it again tile by tile.
 
     shape    (B, H, T, S)
@@ -117,6 +123,7 @@ def backward(team, dq, dk, dv, dctx, q, k, v, p, shape, scratch):
     expect(shape, p=p)
     dq, dk, dv = _heads(shape, dq, dk, dv)
     q, k, v = _heads(shape, q, k, v)
+    starts = _starts(starts, B, T)
     dctx = dctx.reshape(q.shape, copy=False)
     K, E = k.shape[2:]
     _expect_room(scratch, team.threads, backward_scratch(T, S, E))
@@ -129,19 +136,20 @@ def backward(team, dq, dk, dv, dctx, q, k, v, p, shape, scratch):
             for rows, seen in _row_tiles(T, S):
                 gradients = dq[b, rows, h], dk[b, :seen, g], dv[b, :seen, g]
                 inputs = dctx[b, rows, h], q[b, rows, h], k[b, :seen, g], v[b, :seen, g]
-                _backward_tile(*gradients, *inputs, None if p is None else p[b, h, rows, :seen], scratch[worker])
+                tile_p = None if p is None else p[b, h, rows, :seen]
+                _backward_tile(*gradients, *inputs, tile_p, starts[b, rows], scratch[worker])
 
     team.run(dq, B * K, task, flops=_flops(B, H, T, S, E, 4 if p is not None else 5))
 
 
-def _backward_tile(dq, dk, dv, dctx, q, k, v, p, scratch):
+def _backward_tile(dq, dk, dv, dctx, q, k, v, p, starts, scratch):
     """dq, and additions to dk and dv, for one head's row tile and the keys it sees."""
     size, (seen, E) = len(q) * len(k), k.shape
     da, scratch = scratch[:size].reshape(len(q), seen), scratch[size:]
     product, scratch = scratch[:seen * E].reshape(seen, E), scratch[seen * E:]
     if p is None:
         p = scratch[:size].reshape(len(q), seen)
-        _probability_tile(p, q, k)
+        _probability_tile(p, q, k, starts)
     np.matmul(p.T, dctx, out=product)
     _add(dv, product)
     np.matmul(dctx, v.T, out=da)
@@ -162,6 +170,11 @@ def _heads(shape, q, k, v):
     return (q.reshape(B, T, H, E, copy=False), k.reshape(B, S, K, E, copy=False), v.reshape(B, S, K, E, copy=False))
 
 
+def _starts(starts, B, T):
+    expect((B * T,), starts=starts)
+    return starts.reshape(B, T, copy=False)
+
+
 def _expect_room(scratch, threads, size):
     if scratch.shape[0] < threads or scratch.shape[1] < size:
         raise ShapeError(f"scratch has shape {scratch.shape}, at least {(threads, size)} is needed")
@@ -179,9 +192,9 @@ def _row_tiles(T, S):
         yield slice(start, stop), stop + S - T
 
 
-def _probability_tile(p, q_rows, keys):
+def _probability_tile(p, q_rows, keys, starts):
     np.matmul(q_rows, keys.T, out=p)
-    _softmax(p, _alpha(q_rows))
+    _softmax(p, _alpha(q_rows), starts)
 
 
 def _alpha(q):
@@ -194,19 +207,20 @@ def _flops(B, H, T, S, E, products):
 
 
 @kernel
-def _softmax(p, alpha):
-    """Scores to probabilities in place; the last row sees all columns, each row above one less."""
+def _softmax(p, alpha, starts):
+    """Scores to probabilities in place; the last row sees columns up to the last, each row above one less."""
     rows, columns = p.shape
     for t in range(rows):
-        seen = columns - rows + t + 1
-        row = p[t, :seen]
+        first, stop = starts[t], columns - rows + t + 1
+        row = p[t, first:stop]
         top = largest(row)
-        for s in range(seen):
+        for s in range(len(row)):
             row[s] = exp(alpha * (row[s] - top))
         inverse = p.dtype.type(1.0 / total(row))
-        for s in range(seen):
+        for s in range(len(row)):
             row[s] *= inverse
-        p[t, seen:] = 0
+        p[t, :first] = 0
+        p[t, stop:] = 0
 
 
 @kernel

@@ -3,6 +3,7 @@
 Shapes    logits, dlogits : (C, V)    C rows, V tokens; or (C, W), a tile of W columns of them
           labels          : (C,)      the token that follows each row
           losses          : (C,)      loss of each row
+          hits            : (C,)      1 where no token is likelier than the label, else 0
           largest, total  : (C,)      running maximum and sum of exponentials of a row
           shrink          : (C,)      by what a new maximum makes older sums smaller
           dx, target      : (C, D)    gradient of the head's input; rows W_label of its weight (V, D)
@@ -50,16 +51,16 @@ from mesp_np.ops.rowmath import total as total_of
 IGNORE = -100
 
 
-def forward(team, losses, logits, labels):
-    """losses (C,) from whole rows of logits (C, V)."""
-    expect(logits.shape[:1], losses=losses, labels=labels)
-    team.rows(_forward, losses, logits, labels, width=logits.shape[1], flops=4)
+def forward(team, losses, hits, logits, labels):
+    """losses and hits (C,) from whole rows of logits (C, V)."""
+    expect(logits.shape[:1], losses=losses, hits=hits, labels=labels)
+    team.rows(_forward, losses, hits, logits, labels, width=logits.shape[1], flops=4)
 
 
-def backward(team, logits, losses, labels, scale):
-    """Losses (C,), and dlogits (C, V) in place of logits."""
-    expect(logits.shape[:1], losses=losses, labels=labels)
-    team.rows(_backward, logits, losses, labels, logits.dtype.type(scale), flops=7)
+def backward(team, logits, losses, hits, labels, scale):
+    """losses and hits (C,), and dlogits (C, V) in place of logits."""
+    expect(logits.shape[:1], losses=losses, hits=hits, labels=labels)
+    team.rows(_backward, logits, losses, hits, labels, logits.dtype.type(scale), flops=7)
 
 
 def accumulate(team, logits, largest, total, shrink, losses, labels, first):
@@ -84,10 +85,10 @@ def combine(team, dx, target, total, scale):
     team.rows(_combine, dx, target, total, dx.dtype.type(scale), flops=3)
 
 
-def finish(team, losses, largest, total):
-    """After the last tile: losses (C,) += lse; largest becomes lse."""
-    expect(losses.shape, largest=largest, total=total)
-    team.rows(_finish, losses, largest, total, flops=3)
+def finish(team, losses, hits, largest, total):
+    """After the last tile: losses (C,) += lse, and hits (C,); largest becomes lse."""
+    expect(losses.shape, hits=hits, largest=largest, total=total)
+    team.rows(_finish, losses, hits, largest, total, flops=3)
 
 
 def gradient_tile(team, logits, lse, labels, first, scale):
@@ -103,18 +104,20 @@ def sum_losses(team, total, losses):
 
 
 @kernel
-def _forward(losses, logits, labels, start, stop):
+def _forward(losses, hits, logits, labels, start, stop):
     for c in range(start, stop):
-        top = largest_of(logits[c])
-        losses[c] = top + math.log(total_exp(logits[c], top)) - logits[c, labels[c]]
+        label, top = logits[c, labels[c]], largest_of(logits[c])
+        losses[c] = top + math.log(total_exp(logits[c], top)) - label
+        hits[c] = label == top
 
 
 @kernel
-def _backward(logits, losses, labels, scale, start, stop):
+def _backward(logits, losses, hits, labels, scale, start, stop):
     for c in range(start, stop):
         row = logits[c]
         label = row[labels[c]]
         top = largest_of(row)
+        hits[c] = label == top
         for v in range(len(row)):
             row[v] = exp(row[v] - top)
         sums = total_of(row)
@@ -153,8 +156,9 @@ def _combine(dx, target, total, scale, start, stop):
 
 
 @kernel
-def _finish(losses, largest, total, start, stop):
+def _finish(losses, hits, largest, total, start, stop):
     for c in range(start, stop):
+        hits[c] = losses[c] == -largest[c]
         largest[c] += math.log(total[c])
         losses[c] += largest[c]
 

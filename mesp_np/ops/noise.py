@@ -52,7 +52,7 @@ def _mix_int(word):
 
 
 @kernel
-def _uniform(key, counter):
+def uniform(key, counter):
     """A float64 in [0, 1) with 53 random bits."""
     word = key + np.uint64(counter + 1) * np.uint64(GOLDEN)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(FIRST)
@@ -65,8 +65,8 @@ def _uniform(key, counter):
 def _add_noise(out, base, key, scale, start, stop):
     kind = out.dtype.type
     for pair in range(start // 2, (stop + 1) // 2):
-        radius = math.sqrt(-2.0 * math.log(1.0 - _uniform(key, 2 * pair)))
-        angle = 2.0 * math.pi * _uniform(key, 2 * pair + 1)
+        radius = math.sqrt(-2.0 * math.log(1.0 - uniform(key, 2 * pair)))
+        angle = 2.0 * math.pi * uniform(key, 2 * pair + 1)
         if 2 * pair >= start:
             out[2 * pair] = base[2 * pair] + kind(scale * kind(radius * math.cos(angle)))
         if 2 * pair + 1 < stop:

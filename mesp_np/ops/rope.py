@@ -1,9 +1,11 @@
 """Rotary position embedding: turn pairs of features by an angle that grows with position.
 
 Shapes    x         : (N, H*E)     N = B*T rows; H heads of dimension E side by side, in place
-          cos, sin  : (T, E/2)     row n of x stands at position n mod T
+          cos, sin  : (T, E/2)     of position t
+          starts    : (N,)         where in its sequence the text of row n begins: 0, or more
+                                   when several texts are packed into a sequence
 
-Forward   With t the position, theta_i = base^(-2i/E) and phi = t theta_i, feature i of a
+Forward   With t = n mod T - starts_n the position of row n, theta_i = base^(-2i/E) and phi = t theta_i, feature i of a
           head is paired with feature i + E/2 (the "half" convention, not i with i+1):
               out_i       = x_i cos phi - x_{i+E/2} sin phi
               out_{i+E/2} = x_{i+E/2} cos phi + x_i sin phi
@@ -34,22 +36,23 @@ def tables(team, cos, sin, base):
     team.rows(_tables, cos, sin, float(base), flops=4)
 
 
-def forward(team, x, cos, sin):
-    """Rotate x (N, H*E) in place, row n by position n mod T."""
-    _rotate(team, x, cos, sin, 1)
+def forward(team, x, cos, sin, starts):
+    """Rotate x (N, H*E) in place, row n by position n mod T - starts_n."""
+    _rotate(team, x, cos, sin, starts, 1)
 
 
-def backward(team, dx, cos, sin):
+def backward(team, dx, cos, sin, starts):
     """Rotate the gradient dx (N, H*E) back, in place."""
-    _rotate(team, dx, cos, sin, -1)
+    _rotate(team, dx, cos, sin, starts, -1)
 
 
-def _rotate(team, x, cos, sin, sign):
+def _rotate(team, x, cos, sin, starts, sign):
     (T, half), (N, width) = cos.shape, x.shape
     if N % T or width % (2 * half):
         raise ShapeError(f"x has shape {x.shape}: not whole sequences of {T} and heads of {2 * half}")
     expect(cos.shape, sin=sin)
-    team.rows(_rotate_rows, x, cos, sin, x.dtype.type(sign), flops=3)
+    expect((N,), starts=starts)
+    team.rows(_rotate_rows, x, cos, sin, starts, x.dtype.type(sign), flops=3)
 
 
 @kernel
@@ -65,10 +68,10 @@ def _tables(cos, sin, base, start, stop):
 
 
 @kernel
-def _rotate_rows(x, cos, sin, sign, start, stop):
+def _rotate_rows(x, cos, sin, starts, sign, start, stop):
     T, half = cos.shape
     for n in range(start, stop):
-        t = n % T
+        t = n % T - starts[n]
         for head in range(0, x.shape[1], 2 * half):
             for i in range(half):
                 first, second = x[n, head + i], x[n, head + half + i]

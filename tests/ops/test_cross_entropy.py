@@ -22,39 +22,40 @@ def gradient(logits):
 
 
 def by_rows(team, logits):
-    """(losses, dlogits)"""
-    dlogits, out = logits.copy(), np.empty(C, logits.dtype)
-    cross_entropy.backward(team, dlogits, out, LABELS, SCALE)
-    return out, dlogits
+    """(losses, hits, dlogits)"""
+    dlogits, out, hits = logits.copy(), np.empty(C, logits.dtype), np.empty(C, np.int32)
+    cross_entropy.backward(team, dlogits, out, hits, LABELS, SCALE)
+    return out, hits, dlogits
 
 
 def by_tiles(team, logits, width):
-    """(losses, dlogits)"""
+    """(losses, hits, dlogits)"""
     largest, (total, shrink, out) = np.full(C, -np.inf, logits.dtype), np.zeros((3, C), logits.dtype)
-    dlogits, firsts = logits.copy(), range(0, V, width)
+    hits, dlogits, firsts = np.empty(C, np.int32), logits.copy(), range(0, V, width)
     for first in firsts:
         tile = logits[:, first:first + width].copy()
         cross_entropy.accumulate(team, tile, largest, total, shrink, out, LABELS, first)
-    cross_entropy.finish(team, out, largest, total)
+    cross_entropy.finish(team, out, hits, largest, total)
     for first in firsts:
         cross_entropy.gradient_tile(team, dlogits[:, first:first + width], largest, LABELS, first, SCALE)
-    return out, dlogits
+    return out, hits, dlogits
 
 
 def test_by_rows(team, rng, dtype):
     [logits] = op_checks.normal(rng, dtype, (C, V))
-    out, dlogits = by_rows(team, logits)
+    out, hits, dlogits = by_rows(team, logits)
     op_checks.forward(out, losses, logits)
     op_checks.forward(dlogits, gradient, logits)
-    alone = np.empty(C, dtype)
-    cross_entropy.forward(team, alone, logits, LABELS)
+    alone, alone_hits = np.empty(C, dtype), np.empty(C, np.int32)
+    cross_entropy.forward(team, alone, alone_hits, logits, LABELS)
     op_checks.same_bits(alone, out)
+    op_checks.same_bits(alone_hits, hits)
 
 
 @pytest.mark.parametrize("width", [1, 40, 82, V, 100])
 def test_by_tiles(team, rng, dtype, width):
     [logits] = op_checks.normal(rng, dtype, (C, V))
-    out, dlogits = by_tiles(team, logits, width)
+    out, _, dlogits = by_tiles(team, logits, width)
     op_checks.forward(out, losses, logits)
     op_checks.forward(dlogits, gradient, logits)
 
@@ -70,10 +71,19 @@ def test_streamed_through_a_frozen_head(team, rng, dtype, width):
         cross_entropy.accumulate(team, tile, largest, total, shrink, out, LABELS, first)
         cross_entropy.shrink_rows(team, dx, shrink)
         dx += tile @ weight[first:first + width]
-    cross_entropy.finish(team, out, largest, total)
+    cross_entropy.finish(team, out, np.empty(C, np.int32), largest, total)
     cross_entropy.combine(team, dx, weight[LABELS], total, SCALE)
     op_checks.forward(out, lambda x, weight: losses(x @ weight.T), x, weight)
     op_checks.forward(dx, lambda x, weight: gradient(x @ weight.T) @ weight, x, weight)
+
+
+@pytest.mark.parametrize("width", [1, 40, V])
+def test_a_hit_is_a_label_that_nothing_is_likelier_than(team, rng, dtype, width):
+    [logits] = op_checks.normal(rng, dtype, (C, V))
+    expected = np.arange(C) % 2
+    logits[np.arange(C), LABELS] = np.where(expected, 10, -10)
+    for _, hits, _ in (by_rows(team, logits), by_tiles(team, logits, width)):
+        assert hits.tolist() == expected.tolist()
 
 
 def test_gradient():
@@ -82,7 +92,7 @@ def test_gradient():
 
 def test_huge_logits_stay_finite(team, rng, dtype):
     logits = 1e5 * op_checks.normal(rng, dtype, (C, V))[0]
-    for out, dlogits in (by_rows(team, logits), by_tiles(team, logits, 40)):
+    for out, _, dlogits in (by_rows(team, logits), by_tiles(team, logits, 40)):
         op_checks.forward(out, losses, logits)
         assert np.isfinite(dlogits).all()
 

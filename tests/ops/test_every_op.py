@@ -13,8 +13,9 @@ from mesp_np.team import Team
 from tests import op_checks
 from tests.op_calls import CALLS
 
-FLOAT64_RESULTS = {"total", "total_exp", "_uniform"}                 # sums and noise, rounded by their callers
-FLOAT64_ARGUMENTS = {"_statistics", "_tables", "_add_noise", "_sum", "_add_squares"}    # eps, base, scale, totals
+FLOAT64_RESULTS = {"total", "total_exp", "uniform"}                 # sums and noise, rounded by their callers
+FLOAT64_ARGUMENTS = {"_statistics", "_tables", "_add_noise", "_drop", "_add_dropped", "_sum",
+                     "_add_squares"}                                 # eps, base, scale, rate, totals
 
 every_call = pytest.mark.parametrize("call", CALLS, ids=repr)
 
