@@ -70,6 +70,7 @@ def describe(contenders, baseline):
         "live_peak_bytes": one.ledger.live_peak, "planned_live_peak_bytes": one.plan.live_peak_bytes,
         "extent_bytes": one.engine.arena.extent, "stage_peak_bytes": one.ledger.stage_peak_bytes(),
         "category_bytes_at_peak": one.ledger.category_bytes_at_peak(),
+        "planned_category_bytes_at_peak": one.plan.ledger.category_bytes_at_peak(),
         "saved_bytes": base.ledger.live_peak - one.ledger.live_peak,
         "differs_in": names_that_differ(one.ledger, base.ledger),
         "seconds_per_step": statistics.median(one.seconds) if one.seconds else None,

@@ -1,24 +1,26 @@
 """What is computed (ModelConfig) and how (RunConfig).
 
-ModelConfig has the keys of a Hugging Face config.json under their own names, in both
-layouts: transformers 4 (rope_theta, torch_dtype at the top) and 5 (rope_parameters).
-RunConfig is the only place where a default stands; the command line reads them here.
+ModelConfig has the keys of a Hugging Face config.json under their own names (config_json.py
+reads them).  RunConfig is the only place where a default stands; the command line reads them here.
 """
 
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from mesp_np.config_json import DEFAULT_POSITIONS, FAMILIES, Quantization, parse
 from mesp_np.errors import UsageError, UserError
 from mesp_np.json_file import read_object
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-LARGEST = 1 << 24                # above any size of a model
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and constants of a Qwen2 decoder; field names are the keys of config.json."""
+    """Sizes and constants of a Qwen2 or Llama decoder; field names are the keys of config.json.
+
+    quantization  how the linears and the embedding are stored in an MLX folder; None: plainly
+    """
 
     vocab_size: int
     hidden_size: int
@@ -30,8 +32,9 @@ class ModelConfig:
     rms_norm_eps: float
     rope_theta: float
     tie_word_embeddings: bool
-    max_position_embeddings: int = 32768
-    qkv_bias: bool = True
+    max_position_embeddings: int = DEFAULT_POSITIONS
+    qkv_bias: bool = True            # Qwen2's q, k and v have biases, Llama's have none
+    quantization: Quantization | None = None
 
     @property
     def query_width(self):
@@ -77,83 +80,21 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, raw, where="config.json"):
-        """Build from the object in config.json.  Raises UserError for what is not computed exactly."""
-        _refuse_what_differs(raw, where)
-        sizes = {key: _positive_int(raw, key, where) for key in
-                 ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
-        heads = sizes["num_attention_heads"]
-        raw = {"num_key_value_heads": heads, "head_dim": sizes["hidden_size"] // heads,
-               "max_position_embeddings": 32768, **{key: value for key, value in raw.items() if value is not None}}
-        sizes |= {key: _positive_int(raw, key, where) for key in
-                  ("num_key_value_heads", "head_dim", "max_position_embeddings")}
-        if heads % sizes["num_key_value_heads"] or sizes["head_dim"] % 2:
-            raise UserError(f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads "
-                            f"{sizes['num_key_value_heads']}, or head_dim {sizes['head_dim']} is odd",
-                            "such a model cannot be computed")
-        return cls(**sizes, rms_norm_eps=_positive_float(raw, "rms_norm_eps", where),
-                   rope_theta=_rope_theta(raw, where), tie_word_embeddings=_flag(raw, "tie_word_embeddings", where))
+        """Build from the object in config.json.  Raises UserError listing what is wrong or not computed here."""
+        return cls(**parse(raw, where))
 
     def to_json(self):
-        """The object of a config.json that transformers 4 and 5 both read."""
-        raw = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_act": "silu",
-               "attention_dropout": 0.0, "use_sliding_window": False, "torch_dtype": "bfloat16"}
-        return raw | {key: value for key, value in asdict(self).items() if key != "qkv_bias"}
+        """The object of a config.json that transformers 4 and 5 both read, for plainly stored weights."""
+        family = "qwen2" if self.qkv_bias else "llama"
+        raw = {"architectures": [FAMILIES[family]], "model_type": family, "hidden_act": "silu",
+               "attention_dropout": 0.0, "torch_dtype": "bfloat16"} | asdict(self)
+        return {key: value for key, value in raw.items() if key not in ("qkv_bias", "quantization")}
 
 
 def module_name(projection):
     """`q_proj` -> `self_attn.q_proj`, `up_proj` -> `mlp.up_proj`."""
     part = "self_attn" if projection in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
     return f"{part}.{projection}"
-
-
-def _refuse_what_differs(raw, where):
-    kind = raw.get("model_type")
-    if kind != "qwen2":
-        raise UserError(f"{where}: model_type is {kind!r}", "this engine computes qwen2 models")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise UserError(f"{where}: hidden_act is {raw['hidden_act']!r}", "only silu is computed")
-    if raw.get("use_sliding_window"):
-        raise UserError(f"{where}: use_sliding_window is on", "only full attention is computed")
-    layers = raw.get("layer_types")
-    if layers is not None and (not isinstance(layers, list) or any(kind != "full_attention" for kind in layers)):
-        raise UserError(f"{where}: layer_types is not a list of full_attention", "only full attention is computed")
-    if raw.get("quantization") or raw.get("quantization_config"):
-        raise UserError(f"{where}: the weights are quantised", "use the bf16, f16 or f32 folder of this model")
-
-
-def _positive_int(raw, key, where):
-    value = raw.get(key)
-    if type(value) is not int or not 0 < value < LARGEST:
-        raise UserError(f"{where}: {key} is {value!r}", f"it must be a positive whole number below {LARGEST:,}")
-    return value
-
-
-def _positive_float(raw, key, where):
-    value = raw.get(key)
-    if type(value) not in (int, float) or not 0 < value < 1e38:                     # what float32 holds
-        raise UserError(f"{where}: {key} is {value!r}", "it must be a positive number")
-    return float(value)
-
-
-def _flag(raw, key, where):
-    value = raw.get(key, False)
-    if type(value) is not bool:
-        raise UserError(f"{where}: {key} is {value!r}", "it must be true or false")
-    return value
-
-
-def _rope_theta(raw, where):
-    """RoPE base: inside rope_scaling (v4) or rope_parameters (v5), else at the top; never a default."""
-    found = {"rope_theta": raw.get("rope_theta")}
-    for key in ("rope_parameters", "rope_scaling"):
-        block = raw.get(key, {})
-        if not isinstance(block, dict):
-            raise UserError(f"{where}: {key} is {block!r}", "it must be an object or null")
-        kind = block.get("rope_type", block.get("type", "default"))
-        if kind != "default":
-            raise UserError(f"{where}: rope type is {kind!r}", "only the default rotary embedding is computed")
-        found |= block
-    return _positive_float(found, "rope_theta", where)
 
 
 def _preset(hidden, intermediate, layers, heads, kv_heads, vocab=151936, tied=True, theta=1e6):

@@ -5,15 +5,36 @@ the keys and values of all positions before it.  The blocks are those of trainin
 where attention takes its keys from differs.
 
     cache of a layer: k, v of (positions, K*E), filled from the front
+
+A long prompt goes through CHUNK tokens at a time, so that the memory beside the cache does not
+grow with it.
 """
+
+import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from mesp_np.arena import Arena
 from mesp_np.block import Block
-from mesp_np.errors import UserError
+from mesp_np.errors import UsageError, UserError
 from mesp_np.ops import attention, embedding, linear, rmsnorm, rope
 from mesp_np.params import put
+
+CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen."""
+
+    temperature: float = 0.0         # 0: the likeliest token
+    top_p: float = 1.0               # draw from the smallest set of this much probability
+    top_k: int = 0                   # draw from this many of the likeliest tokens; 0: from all
+
+    def __post_init__(self):
+        if not 0 <= self.temperature < math.inf or not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise UsageError("--temperature and --top-k must be 0 or more, --top-p in (0, 1]")
 
 
 class CachedBlock(Block):
@@ -40,11 +61,12 @@ class Generator:
 
     engine    engine.Engine, whose weights and adapters are used
     capacity  bytes of its own arena, from `memory_needed`; None for a phantom
+    tokens    the ids whose keys and values are in the cache
     """
 
     def __init__(self, engine, positions, capacity=None):
         self.config, self.params, self.team = engine.config, engine.model.params, engine.team
-        self.arena, self.positions, self.length = Arena(capacity, engine.arena.dtype), positions, 0
+        self.arena, self.positions, self.tokens = Arena(capacity, engine.arena.dtype), positions, []
         c, arena = self.config, self.arena
         self.tables = [arena.alloc(name, (positions, c.head_dim // 2), category="input") for name in ("cos", "sin")]
         rope.tables(self.team, *self.tables, c.rope_theta)
@@ -53,22 +75,38 @@ class Generator:
         self.caches = [[arena.alloc(f"layer.{index}.cache.{name}", (positions, c.key_width), category="kept")
                         for name in ("k", "v")] for index in range(c.num_hidden_layers)]
 
+    def resume(self, ids):
+        """Keep what the cache has of a sequence's beginning, forget the rest, and return the ids still to come.
+
+        The last id is always to come: it takes its pass to know what follows it.
+        """
+        shared = min(len(self.tokens), len(ids) - 1)
+        shared = next((n for n in range(shared) if self.tokens[n] != ids[n]), shared)
+        del self.tokens[shared:]
+        return ids[shared:]
+
     def logits(self, ids):
         """float64 (V,) for the token after `ids`, which continue what was given before."""
-        arena, T = self.arena, len(ids)
+        for first in range(0, len(ids), CHUNK):
+            found = self._next(ids[first:first + CHUNK], last=first + CHUNK >= len(ids))
+        return found
+
+    def _next(self, ids, last):
+        """Put `ids` (T of them) through the blocks; the logits after them if they are the last."""
+        arena, T, done = self.arena, len(ids), len(self.tokens)
         with arena.temp("ids", (T,), np.int32, "input") as tokens:
             put(self.team, tokens, lambda: np.array(ids, np.int32))
             x = arena.alloc("x", (T, self.config.hidden_size))
             embedding.forward(self.team, x, tokens, self.params.embed.value)
-        places = [table[self.length:self.length + T] for table in self.tables] + [self.starts[:T]]
+        places = [table[done:done + T] for table in self.tables] + [self.starts[:T]]
         for index, layer in enumerate(self.params.layers):
             block = CachedBlock(index, layer, self.config, (1, T), places, arena, self.team,
-                                cache=self.caches[index], first=self.length)
+                                cache=self.caches[index], first=done)
             out, _ = block.forward(x)
             arena.free(x)
             x = out
-        self.length += T
-        found = self._head(x[-1:])
+        self.tokens += ids
+        found = self._head(x[-1:]) if last else None
         arena.free(x)
         return found
 
@@ -84,9 +122,11 @@ class Generator:
 
 
 def memory_needed(engine, positions):
-    """Extent in bytes of a Generator's arena: that of a phantom that takes all positions at once."""
+    """Extent in bytes of a Generator's arena: that of a phantom in its largest pass, the last chunk of all."""
     phantom = Generator(engine, positions)
-    phantom.logits([0] * positions)
+    last = min(CHUNK, positions)
+    phantom.tokens = [0] * (positions - last)
+    phantom.logits([0] * last)
     return phantom.arena.extent
 
 
@@ -95,34 +135,64 @@ def generator(engine, positions):
     return Generator(engine, positions, memory_needed(engine, positions))
 
 
-def generate(source, ids, count, eos_ids=frozenset(), temperature=0.0, top_p=1.0, seed=0):
-    """Yield up to `count` new ids after the prompt's; stops before an end-of-text id.
+def likeliest(logits):
+    """The id of the largest of logits (V,)."""
+    return int(np.argmax(logits))
 
-    source is a Generator; temperature 0 takes the likeliest token each time.  Raises UserError when there is no
-    room for a prompt and one token.
+
+def sampler(sampling, seed=0):
+    """A function from logits (V,) to an id, drawn as a Sampling says; its draws depend on the seed alone."""
+    if sampling.temperature == 0:
+        return likeliest
+    rng = np.random.default_rng(seed)
+
+    def draw(logits):
+        order = np.argsort(-logits, kind="stable")[:sampling.top_k or None]
+        p = np.exp((logits[order] - logits[order[0]]) / sampling.temperature)
+        p /= p.sum()
+        kept = np.cumsum(p) - p < sampling.top_p              # the first token always is
+        return int(rng.choice(order[kept], p=p[kept] / p[kept].sum()))
+
+    return draw
+
+
+def generate(source, ids, count, eos_ids=frozenset(), choose=likeliest):
+    """Iterate over up to `count` new ids after a sequence's; they end before an end-of-text id.
+
+    source  a Generator; what its cache has of the sequence's beginning is not computed again
+    choose  logits (V,) -> id
+
+    Raises UserError when there is no room for the sequence and one token.
     """
     if not ids:
         raise UserError("the prompt has no token", "give --prompt some text")
     room = source.positions - len(ids)
     if room < 1:
-        raise UserError(f"the prompt has {len(ids)} tokens, there is room for {source.positions}", "shorten it")
-    rng = np.random.default_rng(seed)
-    new = list(ids)
-    for _ in range(min(count, room)):
-        token = choose(source.logits(new), temperature, top_p, rng)
+        raise UserError(f"the prompt has {len(ids)} tokens, there is room for {source.positions}",
+                        "shorten it, or raise --context")
+    return _continue(source, source.resume(ids), min(count, room), eos_ids, choose)
+
+
+def _continue(source, new, count, eos_ids, choose):
+    for _ in range(count):
+        token = choose(source.logits(new))
         if token in eos_ids:
             return
         yield token
         new = [token]
 
 
-def choose(logits, temperature, top_p, rng):
-    """A token id from logits (V,): the largest, or drawn from the smallest set of probability top_p."""
-    if temperature == 0:
-        return int(np.argmax(logits))
-    p = np.exp((logits - logits.max()) / temperature)
-    p /= p.sum()
-    order = np.argsort(-p, kind="stable")
-    within = np.cumsum(p[order]) - p[order] < top_p           # the first token always is
-    chosen = order[within]
-    return int(rng.choice(chosen, p=p[chosen] / p[chosen].sum()))
+def pieces(new, tokenizer, before=()):
+    """The text of new ids as it grows; a character of several tokens waits until it is whole.
+
+    before  ids that stand before them: some tokenizers write the first of a text otherwise
+    """
+    ids = list(before)
+    shown = tokenizer.decode(ids)
+    for token in new:
+        ids.append(token)
+        text = tokenizer.decode(ids)
+        if not text.endswith("\ufffd"):
+            yield text[len(shown):]
+            shown = text
+    yield tokenizer.decode(ids)[len(shown):]

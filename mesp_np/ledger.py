@@ -14,7 +14,18 @@ from functools import cache
 from typing import NamedTuple
 
 STAGES = ("forward", "loss", "backward", "update")
-CATEGORIES = ("adapter", "weight", "grad", "optimizer", "checkpoint", "kept", "temp", "logits", "input", "weight_tile")
+CATEGORIES = {
+    "adapter": "the LoRA matrices A and B",
+    "weight": "weights that are trained or widened",
+    "grad": "gradients of what is trained",
+    "optimizer": "its moments",
+    "checkpoint": "inputs of the blocks, for the backward",
+    "kept": "what the method keeps of a block",
+    "temp": "in use, and the workers' scratch",
+    "logits": "one tile of them, or of their gradient",
+    "input": "ids, targets, losses, RoPE tables",
+    "weight_tile": "pieces of stored weights, made dense",
+}
 
 
 class Event(NamedTuple):

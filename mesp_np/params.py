@@ -1,8 +1,9 @@
 """Weights and adapters as plain dataclasses, named as in the checkpoint.
 
 A Parameter is frozen or trainable.  A frozen one points at the bytes of the checkpoint
-in their stored form, which are listed and not counted.  A trainable one, its gradient
-and its optimiser state live in the arena.
+in their stored form, which are listed and not counted; with --residency widened it is a copy
+in the arena instead, made dense once.  A trainable one, its gradient and its optimiser state
+live in the arena.
 """
 
 from dataclasses import dataclass
@@ -12,15 +13,15 @@ import numpy as np
 
 from mesp_np.arena import phantom
 from mesp_np.config import PROJECTIONS, module_name
-from mesp_np.ops.quant import BF16, widen
+from mesp_np.ops.quant import BF16, Quantised, part_shapes, widen
 
 
 @dataclass
 class Parameter:
-    """A tensor of the model: `value` in any stored form when frozen, dense when trainable."""
+    """A tensor of the model: `value` in any stored form (Quantised too) when frozen, dense when trainable."""
 
     name: str
-    value: np.ndarray
+    value: np.ndarray | Quantised
     trainable: bool = False
     grad: np.ndarray | None = None
 
@@ -102,9 +103,9 @@ def trainable(parameters):
 def build(arena, team, config, weights, run):
     """Params for a run, from checkpoint name -> stored array.
 
-    LoRA: weights stay as stored, adapters are made in the arena (A uniform in
-    +-1/sqrt(in), B zero: PEFT's own start).  Full: every weight is copied into the arena.
-    None: no adapters.
+    LoRA: weights stay as stored or are widened once (`residency`), adapters are made in the arena
+    (A uniform in +-1/sqrt(in), B zero: PEFT's own start).  Full: every weight is copied into the
+    arena.  None: no adapters.
     """
     make = _Maker(arena, team, weights, run)
     layers = [_layer(make, config, index, run) for index in range(config.num_hidden_layers)]
@@ -136,12 +137,12 @@ class _Maker:
         self.arena, self.team, self.weights, self.run = arena, team, weights, run
 
     def base(self, name):
-        stored = self.weights[name]
-        if self.run.trainable == "full":
-            value = self.arena.alloc(name, stored.shape, category="weight")
-            put(self.team, value, lambda: stored)
-            return Parameter(name, value, trainable=True)
-        return Parameter(name, self._dense_vector(stored))
+        stored, trained = self.weights[name], self.run.trainable == "full"
+        if not trained and self.run.residency == "mapped":
+            return Parameter(name, self._dense_vector(stored))
+        value = self.arena.alloc(name, stored.shape, category="weight")
+        put(self.team, value, lambda: stored)
+        return Parameter(name, value, trained)
 
     def lora(self, module, out, width):
         if self.run.trainable != "lora":
@@ -164,16 +165,38 @@ class _Maker:
         """Biases and norm weights are made dense once: a few kilobytes a layer."""
         if stored.ndim != 1 or stored.dtype == self.arena.dtype:
             return stored
-        dense = np.empty((1, len(stored)), self.arena.dtype)
-        widen(dense, stored[np.newaxis])
-        return dense[0]
+        dense = np.empty(stored.shape, self.arena.dtype)
+        widen(_rows(dense), _rows(stored))
+        return dense
 
 
 def put(team, array, values):
     """array = values(), a stored array of the same shape; nothing happens to a phantom."""
-    team.run(array, 1, lambda *_: widen(np.atleast_2d(array), np.atleast_2d(values())), flops=0)
+    team.run(array, 1, lambda *_: widen(_rows(array), _rows(values())), flops=0)
+
+
+def frozen_bytes(weights, run):
+    """Bytes of the frozen weights as a run holds them: mapped in their stored form, or widened in the arena."""
+    if run.trainable == "full":
+        return 0
+    if run.residency == "mapped":
+        return sum(stored.nbytes for stored in weights.values())
+    return sum(stored.size for stored in weights.values()) * np.dtype(run.dtype).itemsize
 
 
 def phantom_weights(config, dtype=BF16):
-    """Checkpoint name -> array with shape and no bytes, for planning without a checkpoint."""
-    return {name: phantom(shape, dtype) for name, shape in config.weight_shapes().items()}
+    """Checkpoint name -> array or Quantised with shape and no bytes, for planning without a checkpoint."""
+    return {name: _phantom(name, shape, config.quantization, dtype) for name, shape in config.weight_shapes().items()}
+
+
+def _phantom(name, shape, quantization, dtype):
+    form = quantization and len(shape) == 2 and quantization.of(name.removesuffix(".weight"))
+    if not form:
+        return phantom(shape, dtype)
+    codes, scales, biases = part_shapes(shape, *form)
+    return Quantised(phantom(codes, Quantised.dtype), phantom(scales, dtype), phantom(biases, dtype), form[0])
+
+
+def _rows(stored):
+    """A matrix as it is, a vector as its one row."""
+    return stored if stored.ndim == 2 else stored[np.newaxis]

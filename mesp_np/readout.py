@@ -84,8 +84,8 @@ class Readout:
         pass
 
     def message(self, text):
-        """A line of its own, above the display if there is one."""
-        self.console.print(Text(text), soft_wrap=True)
+        """A line of its own, a string or rich Text, above the display if there is one."""
+        self.console.print(Text().append(text), soft_wrap=True)
 
     def begin(self, engine, steps, budget_bytes=None):
         """Show this engine from now on.

@@ -11,8 +11,6 @@ large as the largest needs, and a budget that is too small is refused before any
 
 import json
 import math
-import signal
-import threading
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -22,7 +20,9 @@ from mesp_np import __version__
 from mesp_np.checkpoint import adapter, folder
 from mesp_np.engine import Engine, plan_loss, plan_step
 from mesp_np.errors import UsageError, UserError
+from mesp_np.evaluate import evaluate
 from mesp_np.generate import generate, generator, memory_needed
+from mesp_np.interrupt import gently
 from mesp_np.json_file import write_object
 from mesp_np.ledger import show_bytes
 from mesp_np.optim import SCHEDULES, learning_rate
@@ -65,16 +65,19 @@ class Run:
 
     checkpoint  checkpoint.folder.Checkpoint
     train       data.batches.Batches
-    valid       list of Batch, perhaps empty
+    valid       sequence of Batch, perhaps empty
     run_dir     folder that does not exist yet, or is empty
     adapter     folder of the adapter to start from, or None
     origin      what else config.json is to say, such as where the data came from
+    prompt_ids  the tokens of config.prompt, when they are not those of a plain text
     """
 
-    def __init__(self, checkpoint, run, config, train, valid, run_dir, readout, adapter=None, origin=()):
+    def __init__(self, checkpoint, run, config, train, valid, run_dir, readout, adapter=None, origin=(),
+                 prompt_ids=None):
         self.checkpoint, self.run, self.config = checkpoint, run, config
         self.train, self.valid, self.readout = train, valid, readout
         self.run_dir, self.adapter, self.origin = Path(run_dir), adapter, dict(origin)
+        self.prompt_ids = checkpoint.tokenizer.encode(config.prompt) if prompt_ids is None else prompt_ids
         self.steps = config.steps(math.ceil(train.per_epoch / run.grad_accumulation))
         self.stopping = False
 
@@ -84,7 +87,7 @@ class Run:
         Raises UserError, and leaves no folder behind, for what is wrong before the first step.
         """
         extent = self._plan()
-        with self._new_run_dir(), self._engine(extent) as engine, self._interruptible():
+        with self._new_run_dir(), self._engine(extent) as engine, gently(self._stop):
             if self.adapter:
                 adapter.load(self.adapter, engine.parameters, self.run)
             self.readout.begin(engine, self.steps, self.config.memory_budget)
@@ -131,8 +134,7 @@ class Run:
         """Mean loss per token on the validation rows, and its perplexity; nothing without such rows."""
         if not self.valid:
             return {}
-        tokens = sum(batch.trained_tokens for batch in self.valid)
-        loss = sum(engine.loss(batch) * batch.trained_tokens for batch in self.valid) / tokens
+        loss = evaluate(engine, self.valid).loss
         found = {"valid_loss": loss, "valid_perplexity": perplexity(loss)}
         self.readout.evaluation({"step": engine.steps} | found)
         return found
@@ -152,14 +154,14 @@ class Run:
         return self.config.prompt + tokenizer.decode(list(new))
 
     def _prompt_ids(self):
-        return self.checkpoint.tokenizer.encode(self.config.prompt) if self.config.sample_tokens else []
+        return self.prompt_ids if self.config.sample_tokens else []
 
     def _save(self, engine):
         if self.run.trainable == "full":
             weights = {p.name: p.value for p in engine.parameters}
             folder.save(self.run_dir / "model", engine.config, weights, self.checkpoint.folder, dtype="f32")
         else:
-            adapter.save(self.run_dir / "adapter", engine.parameters, self.run, self.checkpoint.folder)
+            adapter.save(self.run_dir / "adapter", engine.parameters, self.run, self.checkpoint.name)
 
     def _plan(self):
         """Extent in bytes that every batch of the run fits in.  Raises UserError when it is beyond the budget."""
@@ -201,20 +203,6 @@ class Run:
                     folder_made.rmdir()
             raise
 
-    @contextmanager
-    def _interruptible(self):
-        """The first Ctrl-C ends the run after its step; the second ends it at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield                                # only the main thread may handle signals
-            return
-
-        def stop(*_):
-            self.stopping = True
-            signal.signal(signal.SIGINT, before)
-            self.readout.message("stopping after this step; Ctrl-C again stops at once")
-
-        before = signal.signal(signal.SIGINT, stop)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+    def _stop(self):
+        self.stopping = True
+        self.readout.message("stopping after this step; Ctrl-C again stops at once")

@@ -3,6 +3,7 @@
 import numpy as np
 
 from mesp_np.config import ModelConfig, RunConfig
+from mesp_np.data.rows import Source, Writer
 from mesp_np.engine import Engine, plan_step
 from mesp_np.model import Batch
 from mesp_np.ops.cross_entropy import IGNORE
@@ -56,3 +57,11 @@ def engine(config=None, stored="float32", **changes):
             parameter.value[:] = 0.2 * rng.standard_normal(parameter.value.shape)
     made.plan = plan
     return made
+
+
+def rows(pairs):
+    """data.rows.Rows from (ids, labels) pairs."""
+    writer = Writer()
+    for ids, labels in pairs:
+        writer.add(ids, labels)
+    return writer.rows(Source("pairs"))

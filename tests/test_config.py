@@ -2,11 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mesp_np.config import PRESETS, ModelConfig, RunConfig
+from mesp_np.config_json import Quantization
 from mesp_np.errors import UsageError, UserError
 from tests import small
 
@@ -38,13 +40,13 @@ def test_what_is_written_is_what_is_read(preset):
 @pytest.mark.parametrize("raw", [V4, V5], ids=["v4", "v5"])
 @pytest.mark.parametrize("key", KEYS)
 def test_nonsense_is_refused_by_name(raw, key):
-    """Each key with each wrong value: a usable config, or one line that names the file and the key."""
+    """Each key with each wrong value: a usable config, or a line that names the file and the key."""
     for value in NONSENSE:
         try:
             made = ModelConfig.from_json(raw | {key: value}, "here/config.json")
         except UserError as error:
-            assert str(error).startswith("here/config.json: ") and "\n" not in str(error)
-            assert any(word in str(error) for word in (key, "rope type", "rope_theta", "quantised", "head")), error
+            assert str(error).startswith("here/config.json: ") and ("\n" not in str(error) or type(value) is dict)
+            assert any(word in str(error) for word in (key, "rope type", "rope_theta", "head")), error
         else:
             assert all(type(getattr(made, size)) is int and getattr(made, size) > 0 for size in SIZES)
             assert 0 < made.rope_theta < math.inf and 0 < made.rms_norm_eps < math.inf
@@ -63,28 +65,85 @@ def test_an_absent_key(key):
 
 
 @pytest.mark.parametrize("changes, words", [
-    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type is 'yarn'"),
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling: rope type is 'yarn'"),
     ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope type is 'linear'"),
-    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope type is 'yarn'"),
+    ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope type is 'dynamic'"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope type is 'llama3'"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_parameters: rope type is 'yarn'"),
+    ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
+    ({"rope_theta": None}, "rope_theta is not there"),
+    ({"rope_theta": None, "rope_parameters": {"rope_type": "default"}}, "rope_theta is not there"),
     ({"rope_parameters": [1e6]}, "rope_parameters is"), ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
-    ({"layer_types": "full_attention"}, "layer_types"), ({"use_sliding_window": True}, "use_sliding_window"),
-    ({"model_type": "llama"}, "'llama'"), ({"hidden_act": "gelu"}, "'gelu'"), ({"head_dim": 7}, "head_dim 7 is odd"),
-    ({"num_key_value_heads": 4}, "not a multiple"), ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
-    ({"quantization_config": {"bits": 4}}, "quantised"),
+    ({"layer_types": "full_attention"}, "layer_types"), ({"use_sliding_window": True}, "use_sliding_window is True"),
+    ({"model_type": "gpt2"}, "model_type is 'gpt2', expected qwen2 or llama"),
+    ({"model_type": "llama", "attention_bias": True}, "attention_bias is True"),
+    ({"model_type": "llama", "mlp_bias": True}, "mlp_bias is True"),
+    ({"hidden_act": "gelu"}, "'gelu'"), ({"head_dim": 7}, "head_dim is 7, expected an even"),
+    ({"num_key_value_heads": 4}, "a multiple of num_key_value_heads 4"),
+    ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
 ], ids=str)
 def test_what_is_not_computed_is_refused(changes, words):
     with pytest.raises(UserError, match=words):
         ModelConfig.from_json(V4 | changes)
 
 
+@pytest.mark.parametrize("block, words", [
+    ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "quantised by gptq"),
+    ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}, "quantised by awq"),
+    ({"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4"}, "quantised by bitsandbytes nf4"),
+    ({"quant_method": "fp8"}, "quantised by fp8"), ({"quant_method": "mxfp4"}, "quantised by mxfp4"),
+    ({"quant_method": "compressed-tensors"}, "quantised by compressed-tensors"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantised by modelopt NVFP4"),
+    ({"mode": "mxfp4", "bits": 4, "group_size": 32}, "quantised by mxfp4"),
+    ({"mode": "nvfp4", "bits": 4, "group_size": 16}, "quantised by nvfp4"),
+    ({"bits": 4}, "group_size None"), ({"bits": 3, "group_size": 64}, "bits 3"),
+    ({"bits": 4, "group_size": 16}, "group_size 16"), ({"bits": 4.0, "group_size": 64}, "bits 4.0"),
+    ({"bits": 4, "group_size": 64, "lm_head": {"bits": 8}}, "of lm_head: bits 8 and group_size None"),
+    ({"bits": 4, "group_size": 64, "lm_head": {"bits": 8, "group_size": 32, "mode": "mxfp8"}}, "of lm_head is"),
+    ({"bits": 4, "group_size": 64, "symmetric": "yes"}, "of symmetric is 'yes'"),
+], ids=str)
+@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
+def test_other_quantisations_are_refused_by_name(key, block, words):
+    with pytest.raises(UserError, match=words):
+        ModelConfig.from_json(V4 | {key: block})
+
+
+@pytest.mark.parametrize("block", [{"bits": 4, "group_size": 64}, {"bits": 4, "group_size": 64, "mode": "affine"}])
+@pytest.mark.parametrize("keys", [["quantization"], ["quantization_config"], ["quantization", "quantization_config"]])
+def test_the_affine_form_of_mlx(keys, block):
+    overrides = {"model.embed_tokens": {"bits": 8, "group_size": 32}, "lm_head": False,
+                 "model.layers.0.mlp.up_proj": True}
+    found = ModelConfig.from_json(V4 | dict.fromkeys(keys, block | overrides)).quantization
+    modules = (*overrides, "model.layers.3.self_attn.q_proj")
+    assert [found.of(module) for module in modules] == [(8, 32), None, (4, 64), (4, 64)]
+    assert found == Quantization(4, 64, (("model.embed_tokens", (8, 32)), ("lm_head", None)))
+
+
+def test_all_problems_are_told_together():
+    wrong = {"model_type": "gpt2", "rope_scaling": {"type": "yarn"}, "hidden_size": None, "quantization": {"bits": 2}}
+    with pytest.raises(UserError, match="(?s)4 problems.*model_type.*hidden_size is not there.*yarn.*bits 2"):
+        ModelConfig.from_json(V4 | wrong)
+
+
 @pytest.mark.parametrize("changes, theta", [
     ({"rope_scaling": {"type": "default"}}, 1e6), ({"rope_scaling": None, "rope_parameters": None}, 1e6),
     ({"rope_parameters": {"type": "default", "rope_theta": 5e5}}, 5e5), ({"rope_theta": 10000}, 1e4),
+    ({"rope_parameters": {"rope_theta": None}}, 1e6), ({"rope_scaling": {}}, 1e6),
     ({"sliding_window": 4096, "max_window_layers": 21}, 1e6),          # there, and not in use
+    ({"attention_bias": False, "mlp_bias": None, "max_window_layers": 0}, 1e6),
 ], ids=str)
 def test_what_loads(changes, theta):
     assert ModelConfig.from_json(V4 | changes).rope_theta == theta
+
+
+def test_llama_has_no_biases_and_the_same_layers():
+    qwen2, llama = (ModelConfig.from_json(V4 | {"model_type": kind}) for kind in ("qwen2", "llama"))
+    assert llama == replace(qwen2, qkv_bias=False) and not any(name.endswith(".bias") for name in llama.weight_shapes())
+    assert {name: shape for name, shape in qwen2.weight_shapes().items() if not name.endswith(".bias")} == \
+        llama.weight_shapes()
+    assert llama.to_json()["model_type"] == "llama" and llama.to_json()["architectures"] == ["LlamaForCausalLM"]
+    assert ModelConfig.from_json(llama.to_json()) == llama
 
 
 def test_a_folder_without_a_usable_config(tmp_path):

@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from mesp_np import generate as generate_module
+from mesp_np.checkpoint.tokenizer import Tokenizer
 from mesp_np.engine import Engine, plan_loss, plan_setup
-from mesp_np.errors import UserError
-from mesp_np.generate import choose, generate, generator
+from mesp_np.errors import UsageError, UserError
+from mesp_np.generate import Sampling, generate, generator, likeliest, pieces, sampler
 from mesp_np.ops import linear
-from tests import small
+from tests import small, tiny_tokenizer
 
 
 @pytest.fixture
@@ -69,14 +71,57 @@ def test_no_room_and_no_prompt_are_refused(engine):
 
 
 def test_same_seed_same_text(engine):
-    texts = [list(generate(generator(engine, 90), [1], 10, temperature=1.0, seed=seed)) for seed in (1, 1, 2)]
-    assert texts[0] == texts[1] != texts[2]
+    def text(seed):
+        return list(generate(generator(engine, 90), [1], 10, choose=sampler(Sampling(temperature=1.0), seed)))
+    assert text(1) == text(1) != text(2)
+
+
+def drawn(count, **settings):
+    draw, logits = sampler(Sampling(temperature=1.0, **settings)), np.log(np.array([0.5, 0.1, 0.3, 0.1]))
+    return [draw(logits) for _ in range(count)]
 
 
 def test_top_p_draws_from_the_smallest_set():
-    logits, rng = np.log(np.array([0.5, 0.1, 0.3, 0.1])), np.random.default_rng(0)
-    assert {choose(logits, 1.0, 0.5, rng) for _ in range(200)} == {0}
-    assert {choose(logits, 1.0, 0.6, rng) for _ in range(200)} == {0, 2}
-    drawn = [choose(logits, 1.0, 1.0, rng) for _ in range(4000)]
-    assert np.allclose(np.bincount(drawn) / 4000, [0.5, 0.1, 0.3, 0.1], atol=0.03)
-    assert choose(logits, 0.0, 1.0, rng) == 0
+    assert set(drawn(200, top_p=0.5)) == {0}
+    assert set(drawn(200, top_p=0.6)) == {0, 2}
+    assert np.allclose(np.bincount(drawn(4000)) / 4000, [0.5, 0.1, 0.3, 0.1], atol=0.03)
+    assert sampler(Sampling()) is likeliest and likeliest(np.array([0.1, 0.5, 0.2])) == 1
+
+
+def test_top_k_draws_from_the_likeliest_and_top_p_is_of_these():
+    assert set(drawn(200, top_k=1)) == {0}
+    assert np.allclose(np.bincount(drawn(4000, top_k=2), minlength=4) / 4000, [5 / 8, 0, 3 / 8, 0], atol=0.03)
+    assert set(drawn(200, top_k=2, top_p=0.625)) == {0}
+
+
+def test_odd_sampling_is_refused():
+    for settings in ({"temperature": -1}, {"temperature": np.inf}, {"top_p": 0}, {"top_p": 1.5}, {"top_k": -1}):
+        with pytest.raises(UsageError):
+            Sampling(**settings)
+
+
+def test_a_long_prompt_in_chunks_gives_the_same_logits(engine, monkeypatch):
+    ids = np.random.default_rng(1).integers(0, engine.config.vocab_size, 80).tolist()
+    whole = generator(engine, 90)
+    expected = whole.logits(ids)
+    monkeypatch.setattr(generate_module, "CHUNK", 7)
+    chunked = generator(engine, 90)
+    np.testing.assert_allclose(chunked.logits(ids), expected, rtol=1e-9, atol=1e-9)
+    assert chunked.arena.capacity < whole.arena.capacity
+
+
+def test_the_cache_goes_back_to_the_common_beginning(engine):
+    """A sequence that changes after its third token: only what follows is computed, and the logits are its own."""
+    source = generator(engine, 90)
+    source.logits([1, 2, 3, 4, 5])
+    rest = source.resume([1, 2, 3, 9, 8, 7])
+    assert rest == [9, 8, 7] and source.tokens == [1, 2, 3]
+    np.testing.assert_allclose(source.logits(rest), generator(engine, 90).logits([1, 2, 3, 9, 8, 7]), 1e-9, 1e-9)
+    assert source.resume([1, 2, 3, 9]) == [9]             # the last token needs its pass, though it is known
+
+
+def test_a_character_of_several_tokens_waits(tmp_path):
+    tokenizer = Tokenizer(tiny_tokenizer.write(tmp_path), tiny_tokenizer.VOCAB_SIZE)
+    text = "né 猫\ufffd!"
+    assert list(pieces(tokenizer.encode(text), tokenizer)) == ["n", "é", " ", "猫", "\ufffd!", ""]
+    assert list(pieces(tokenizer.encode("猫")[:2], tokenizer)) == ["\ufffd"]     # never whole: shown at the end

@@ -12,7 +12,7 @@ SETS = [(0,), (3,), (0, 2), (-1, -2), ()]
 
 
 def gradients(layers, silent=(), **changes):
-    """Gradients with adapters on `layers`, whose values do not depend on which others there are; `silent` ones are 0."""
+    """Gradients with adapters on `layers`, each with values of its own; those of `silent` layers are zero."""
     with small.engine(CONFIG, layers=layers, **changes) as engine:
         for p in engine.parameters:
             layer = int(p.name.split(".")[1])

@@ -21,8 +21,9 @@ from mesp_np.checkpoint import folder
 from mesp_np.checkpoint.folder import Checkpoint
 from mesp_np.checkpoint.tokenizer import Tokenizer
 from mesp_np.config import PRESETS, RunConfig
-from mesp_np.data import records, rows
-from mesp_np.data.batches import Batches
+from mesp_np.data import rows
+from mesp_np.data.batches import Batches, InOrder
+from mesp_np.data.encode import Encoder
 from mesp_np.readout import make
 from mesp_np.train import Run, TrainConfig
 
@@ -45,10 +46,6 @@ def initial(rng, name, shape, config):
     return rng.normal(0.0, deviation, shape).astype(np.float32)
 
 
-def batches(path, tokenizer, run):
-    return Batches(rows.make(records.read(path), tokenizer, run.seq), run.batch_size, run.seq, run.seed)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("corpus", "tokenizer", "run_dir"):
@@ -64,10 +61,11 @@ def main():
                          prompt="ROMEO:\n", sample_tokens=120)
     tokenizer = Tokenizer(args.tokenizer, CONFIG.vocab_size)
     checkpoint = Checkpoint(args.tokenizer, CONFIG, start(CONFIG, args.seed), frozenset({tokenizer.eos_id}), ())
-    train, valid = (batches(args.corpus / f"pretrain.{part}.txt", tokenizer, run) for part in ("train", "valid"))
+    train, valid = (rows.load_file(args.corpus / f"pretrain.{part}.txt", Encoder(tokenizer, None), run.seq)
+                    for part in ("train", "valid"))
     with make(Console(), live=True, every=25) as readout:
-        Run(checkpoint, run, config, train, [valid.batch(i) for i in range(valid.per_epoch)], args.run_dir,
-            readout).start()
+        Run(checkpoint, run, config, Batches(train, run.batch_size, run.seq, run.seed),
+            InOrder(valid, run.batch_size, run.seq), args.run_dir, readout).start()
     trained = folder.load(args.run_dir / "model")
     folder.save(args.run_dir / "bf16", CONFIG, trained.weights, args.tokenizer, dtype="bf16")
 

@@ -1,41 +1,35 @@
 """A model's folder in Hugging Face form: config.json, weights, tokenizer.
 
-Weights are model.safetensors, or shards listed in model.safetensors.index.json.  All that
-is wrong with them is told at once, from the headers, before any weight is read.
-
-Two leftovers are accepted and reported in `notes`: rotary_emb.inv_freq tensors of old
-releases, which are computed here, and a lm_head.weight beside tied embeddings when it is
-the same to the bit.  When it differs, the folder says two things, and is refused.
+config.json is read by config_json.py, the weights by weight_files.py; what is wrong with either
+is told at once, before any weight is read.  A folder is written as a whole or not at all.
 """
 
 import shutil
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from mesp_np.checkpoint import safetensors_file
+from mesp_np.checkpoint import chat_template, hub, safetensors_file, weight_files
 from mesp_np.checkpoint.atomic import new_folder
+from mesp_np.checkpoint.hub import COMPANIONS, CONFIG
+from mesp_np.checkpoint.safetensors_file import PACKED
 from mesp_np.checkpoint.tokenizer import Tokenizer
+from mesp_np.checkpoint.weight_files import WEIGHTS
 from mesp_np.config import ModelConfig
 from mesp_np.errors import UserError, refuse
 from mesp_np.json_file import read_object, write_object
 from mesp_np.ops.quant import BF16
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-STORED = {"bf16": ("bfloat16", BF16), "f32": ("float32", np.float32)}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "added_tokens.json",
-                   "special_tokens_map.json", "chat_template.jinja", "chat_template.json", "generation_config.json")
+STORED = {"bf16": ("bfloat16", BF16), "f16": ("float16", np.float16), "f32": ("float32", np.float32)}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A model ready to use.
 
-    weights  checkpoint name -> stored array, mapped and read-only, as config.weight_shapes() orders them
+    weights  checkpoint name -> stored array or Quantised, mapped and read-only, in config.weight_shapes()' order
     eos_ids  the tokens that end a generated text, from generation_config.json or else config.json
     notes    what was ignored, in words
     """
@@ -46,10 +40,20 @@ class Checkpoint:
     eos_ids: frozenset
     notes: tuple
 
+    @property
+    def name(self):
+        """What an adapter calls its base model: OWNER/NAME on the hub, or else the folder."""
+        return hub.name_of(self.folder)
+
     @cached_property
     def tokenizer(self):
         """The folder's tokenizer, read when first asked for."""
         return Tokenizer(self.folder, self.config.vocab_size)
+
+    @cached_property
+    def chat(self):
+        """The folder's ChatTemplate, read when first asked for, or None."""
+        return chat_template.find(self.folder)
 
 
 def default_folder():
@@ -59,24 +63,12 @@ def default_folder():
     return installed if installed.is_dir() else package.with_name("weights")
 
 
-def load(folder):
-    """Checkpoint of a folder.  Raises UserError listing every problem of the weights."""
-    folder = Path(folder)
-    config = ModelConfig.from_folder(folder)
-    headers = _headers(folder)
-    entries = {name: entry for header in headers.values() for name, entry in header.items()}
-    ignored = [name for name in entries if _is_leftover(name, config)]
-    needed = {name: entry for name, entry in entries.items() if name not in ignored}
-    refuse(folder, _twice(headers) + safetensors_file.differences(needed, config.weight_shapes()),
-           "the weights do not belong to config.json")
-    tensors = {}
-    for path, header in headers.items():
-        tensors |= safetensors_file.map_tensors(path, header)
-    if HEAD in ignored and not _same_bits(tensors[HEAD], tensors[EMBED]):
-        raise UserError(f"{folder}: {HEAD} differs from {EMBED}, though config.json ties them",
-                        "set tie_word_embeddings to false, or remove the tensor")
-    weights = {name: tensors[name] for name in config.weight_shapes()}
-    return Checkpoint(folder, config, weights, _eos_ids(folder), tuple(f"{name} is ignored" for name in ignored))
+def load(name):
+    """Checkpoint of a folder, or of a model of the Hugging Face hub.  Raises UserError listing every problem."""
+    folder = hub.find(name)
+    config, headers = _read_both(folder)
+    weights, notes = weight_files.load(folder, config, headers)
+    return Checkpoint(folder, config, weights, _eos_ids(folder), tuple(notes))
 
 
 def save(folder, config, weights, tokenizer_folder, dtype="bf16"):
@@ -84,66 +76,56 @@ def save(folder, config, weights, tokenizer_folder, dtype="bf16"):
 
     weights           checkpoint name -> array, float32 or a stored form
     tokenizer_folder  where the tokenizer's files, and generation_config.json if any, are copied from
-    dtype             bf16 (rounded to nearest even) or f32
+    dtype             bf16 (rounded to nearest even), f16 or f32
     """
     name, stored = STORED[dtype]
     eos = {"eos_token_id": Tokenizer(tokenizer_folder, config.vocab_size).eos_id}
     with new_folder(folder) as fresh:
-        write_object(fresh / "config.json", config.to_json() | eos | {"torch_dtype": name})
+        write_object(fresh / CONFIG, config.to_json() | eos | {"torch_dtype": name})
         write_object(fresh / "generation_config.json", eos)
-        for source in (Path(tokenizer_folder) / file for file in TOKENIZER_FILES):
-            if source.is_file():
-                shutil.copyfile(source, fresh / source.name)
+        _copy_companions(Path(tokenizer_folder), fresh)
         safetensors_file.write(fresh / WEIGHTS, weights, stored)
 
 
-def _headers(folder):
-    """Path -> entries of each file with weights."""
-    if (folder / WEIGHTS).exists():
-        return {folder / WEIGHTS: safetensors_file.read_header(folder / WEIGHTS)}
-    if not (folder / INDEX).exists():
-        others = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".gguf", ".pth", ".pt"))
-        raise UserError(f"{folder}: has no {WEIGHTS}" + "".join(f"; {name} is not read" for name in others),
-                        "download the safetensors files of this model")
-    headers, problems = {}, []
-    for name in _shards(folder / INDEX):
+def derive(out, source, weights, changes=()):
+    """Write a folder like `source` with other weights, atomically: the same config.json, tokenizer, template, licence.
+
+    weights  checkpoint name -> array, Quantised, or what safetensors_file.write takes; stored as it is
+    changes  key of config.json -> its new value, or None to remove it
+    """
+    changes, tensors = dict(changes), weight_files.unpack(weights)
+    kept = {key: value for key, value in read_object(Path(source) / CONFIG).items() if key not in changes}
+    writer = "mlx" if any(tensor.dtype == PACKED for tensor in tensors.values()) else "pt"
+    with new_folder(out) as fresh:
+        write_object(fresh / CONFIG, kept | {key: value for key, value in changes.items() if value is not None})
+        _copy_companions(Path(source), fresh)
+        safetensors_file.write(fresh / WEIGHTS, tensors, writer=writer)
+
+
+def _read_both(folder):
+    """(ModelConfig, headers of the weight files), or one UserError with the problems of both."""
+    found, errors = [], []
+    for read in (ModelConfig.from_folder, weight_files.read_headers):
         try:
-            headers[folder / name] = safetensors_file.read_header(folder / name)
+            found.append(read(folder))
         except UserError as error:
-            problems.append(str(error))
-    refuse(folder, problems, "download the shards again")
-    return headers
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    refuse(folder, [str(error) for error in errors], "see below")
+    return found
 
 
-def _shards(index):
-    """The file names in an index, each a plain name: a downloaded file must not lead out of its folder."""
-    files = read_object(index).get("weight_map")
-    if not isinstance(files, dict) or not files:
-        raise UserError(f"{index}: has no weight_map", "download it again")
-    strange = [name for name in files.values() if not isinstance(name, str) or Path(name).name != name]
-    refuse(index, [f"{name!r} is no file of this folder" for name in strange], "download it again")
-    return sorted(set(files.values()))
-
-
-def _twice(headers):
-    counts = Counter(name for header in headers.values() for name in header)
-    return [f"{name} is in {count} shards" for name, count in counts.items() if count > 1]
-
-
-def _is_leftover(name, config):
-    return name.endswith(".rotary_emb.inv_freq") or (name == HEAD and config.tie_word_embeddings)
-
-
-def _same_bits(a, b, rows=1024):
-    """Whether two stored matrices are equal, some rows at a time so that no large comparison is held."""
-    bits = f"u{a.dtype.itemsize}"
-    return (a.dtype, a.shape) == (b.dtype, b.shape) and all(
-        np.array_equal(a[first:first + rows].view(bits), b[first:first + rows].view(bits))
-        for first in range(0, len(a), rows))
+def _copy_companions(source, target):
+    """All that belongs to a model besides config.json and the weights."""
+    for path in (path for pattern in COMPANIONS for path in sorted(source.glob(pattern))):
+        copy = target / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
 
 
 def _eos_ids(folder):
-    for path in (folder / "generation_config.json", folder / "config.json"):
+    for path in (folder / "generation_config.json", folder / CONFIG):
         ids = read_object(path).get("eos_token_id") if path.exists() else None
         if ids is not None:
             ids = ids if isinstance(ids, list) else [ids]

@@ -31,7 +31,9 @@ from mesp_np.checkpoint.atomic import new_file
 from mesp_np.errors import UserError, refuse
 from mesp_np.ops.quant import BF16, round_bf16, widen
 
-DTYPES = {"F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": BF16}
+PACKED = np.dtype(np.uint32)                 # words of codes, in a quantised MLX model
+FLOATS = {"F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": BF16}
+DTYPES = FLOATS | {"U32": PACKED}
 OTHER_DTYPES = {"F8": "8-bit floats", "F6": "6-bit floats", "F4": "4-bit floats",
                 "U32": "packed integers, as in a quantised MLX model",
                 "I32": "packed integers, as in a GPTQ or AWQ model",
@@ -41,6 +43,7 @@ OTHER_FILES = {b"version https://git-lfs": ("is a Git LFS pointer, the file was 
                b"pk\x03\x04": ("is a PyTorch file", "save the model again as safetensors"),
                b"<!doctype": ("is a web page", "the download failed; download it again"),
                b"<html": ("is a web page", "the download failed; download it again")}
+FORMS = {stored: form for form, stored in DTYPES.items()}
 HEADER_LIMIT = 100_000_000
 BLOCK_BYTES = 1 << 24
 DOWNLOAD_AGAIN = "download it again"
@@ -55,13 +58,16 @@ class Entry(NamedTuple):
     end: int
 
 
-def read(path):
-    """Tensor name -> read-only mapped array."""
-    return map_tensors(path, read_header(path))
+def read(path, packed=False):
+    """Tensor name -> read-only mapped array; `packed` as in read_header."""
+    return map_tensors(path, read_header(path, packed))
 
 
-def read_header(path):
-    """Tensor name -> Entry.  Raises UserError for everything the format does not allow."""
+def read_header(path, packed=False):
+    """Tensor name -> Entry.  Raises UserError for everything the format does not allow.
+
+    packed  U32 is allowed, as in a quantised MLX model
+    """
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -72,7 +78,8 @@ def read_header(path):
         raise UserError(f"{path}: cannot be read ({error.strerror})", "is the folder complete?") from None
     header = _parse(path, text)
     header.pop("__metadata__", None)
-    problems = [problem for name, raw in header.items() if (problem := _problem(name, raw))]
+    allowed = DTYPES if packed else FLOATS
+    problems = [problem for name, raw in header.items() if (problem := _problem(name, raw, allowed))]
     refuse(path, problems, "use the bf16, f16 or f32 form of this model")
     entries = {name: _entry(raw, 8 + length) for name, raw in header.items()}
     _check_cover(path, entries, 8 + length, size)
@@ -95,25 +102,31 @@ def differences(entries, shapes):
     return missing + unexpected + wrong
 
 
-def write(path, tensors, dtype):
-    """Write name -> array of any layout, stored as `dtype` (float32, or BF16), atomically.
+def write(path, tensors, dtype=None, writer="pt"):
+    """Write name -> tensor of any layout atomically, stored as `dtype`, or each as its own when that is None.
 
-    Bytes depend on names and values alone.  A few MiB at a time are converted, so that
-    writing takes no second model's worth of memory.
+    tensors  arrays (float32, float16, BF16 or PACKED), or whatever has shape, dtype and slices of
+             rows that are such arrays: those are made when their turn has come
+    writer   what the file's metadata calls its format: pt or mlx
+
+    Bytes depend on names and values alone.  Wider numbers come first, so that all are aligned.
+    A few MiB at a time are made or converted, so that writing takes no second model's worth of memory.
     """
-    dtype, header, position = np.dtype(dtype), {"__metadata__": {"format": "pt"}}, 0
-    form = next(name for name, stored in DTYPES.items() if stored == dtype)
-    for name, array in sorted(tensors.items()):
-        end = position + array.size * dtype.itemsize
-        header[name] = {"dtype": form, "shape": list(array.shape), "data_offsets": [position, end]}
+    stored = {name: np.dtype(tensor.dtype if dtype is None else dtype) for name, tensor in tensors.items()}
+    names = sorted(tensors, key=lambda name: (-stored[name].itemsize, name))
+    header, position = {"__metadata__": {"format": writer}}, 0
+    for name in names:
+        end = position + math.prod(tensors[name].shape) * stored[name].itemsize
+        header[name] = {"dtype": FORMS[stored[name]], "shape": list(tensors[name].shape),
+                        "data_offsets": [position, end]}
         position = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     with new_file(path) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for _, array in sorted(tensors.items()):
-            for block in _blocks(array):
-                file.write(np.ascontiguousarray(_convert(block, dtype)).data)
+        for name in names:
+            for block in _blocks(tensors[name]):
+                file.write(np.ascontiguousarray(_convert(block, stored[name])).data)
 
 
 def _header_length(path, first, size):
@@ -150,7 +163,7 @@ def _each_once(pairs):
     return made
 
 
-def _problem(name, raw):
+def _problem(name, raw, allowed):
     """What is wrong with one entry of the header, in words; None when nothing is."""
     try:
         dtype, shape, (begin, end) = raw["dtype"], raw["shape"], raw["data_offsets"]
@@ -159,7 +172,7 @@ def _problem(name, raw):
         right = False
     if not right:
         return f"{name} has no proper dtype, shape and data_offsets"
-    if dtype not in DTYPES:
+    if dtype not in allowed:
         kind = next((kind for prefix, kind in OTHER_DTYPES.items() if dtype.startswith(prefix)), "not a float type")
         return f"{name} is stored as {dtype} ({kind})"
     if end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
@@ -192,15 +205,16 @@ def _view(data, entry):
     return stored.view(entry.dtype).reshape(entry.shape)
 
 
-def _blocks(array):
-    """The array in runs of rows of at most BLOCK_BYTES, or one row."""
-    array = np.atleast_1d(array)
-    rows = max(1, BLOCK_BYTES * len(array) // max(1, array.nbytes))
-    return (array[first:first + rows] for first in range(0, len(array), rows))
+def _blocks(tensor):
+    """The tensor in runs of rows of at most BLOCK_BYTES, or one row."""
+    if not tensor.shape:
+        tensor = tensor.reshape(1)
+    rows = max(1, BLOCK_BYTES // max(1, math.prod(tensor.shape[1:]) * tensor.dtype.itemsize))
+    return (tensor[first:first + rows] for first in range(0, tensor.shape[0], rows))
 
 
 def _convert(array, dtype):
-    """`array`, perhaps stored bfloat16, in stored form `dtype`."""
+    """`array`, perhaps stored bfloat16, in stored form `dtype`; packed words have one form."""
     if array.dtype == dtype:
         return array
     if array.dtype == BF16:

@@ -10,10 +10,10 @@ import warnings
 
 from mesp_np import __version__
 from mesp_np.arena import ArenaFull
-from mesp_np.cli import compare, generate, gradcheck, plan, show, train
+from mesp_np.cli import compare, eval, generate, gradcheck, merge, plan, quantize, show, train
 from mesp_np.errors import UserError
 
-COMMANDS = (train, plan, compare, gradcheck, show, generate)
+COMMANDS = (train, plan, compare, gradcheck, show, eval, generate, merge, quantize)
 
 
 def main(argv=None):

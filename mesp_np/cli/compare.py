@@ -16,7 +16,9 @@ from mesp_np.compare import compare, describe, theory_cosine
 from mesp_np.config import RunConfig
 from mesp_np.data import rows
 from mesp_np.data.batches import Batches
+from mesp_np.data.encode import Encoder
 from mesp_np.errors import UsageError
+from mesp_np.ledger import CATEGORIES
 from mesp_np.methods import METHODS
 from mesp_np.model import Batch
 
@@ -57,7 +59,8 @@ def run(args):
 def _batch(args, checkpoint, settings):
     """The first batch of the data, or random tokens with a target everywhere."""
     if args.data:
-        train, _ = rows.load(args.data, checkpoint.tokenizer, settings.seq, settings.seed)
+        encoder = Encoder(checkpoint.tokenizer, checkpoint.chat)
+        train, _ = rows.load(args.data, encoder, settings.seq, settings.seed)
         return Batches(train, settings.batch_size, settings.seq, settings.seed).batch(0)
     rng = np.random.default_rng(settings.seed)
     return Batch.of(*rng.integers(0, checkpoint.config.vocab_size, (2, settings.batch_size, settings.seq)))
@@ -77,6 +80,7 @@ def _report(console, result, contenders, baseline, settings):
                                                     row["os_growth_bytes"])],
          f"{row['seconds_per_step']:.3f}", f"{row['recomputed_flops'] / 1e9:.2f}") for name, row in result.items()])
     console.print("OS: growth of the process; GFLOP: forward work done again in a step", style="dim")
+    _categories(console, result)
     _differences(console, result, baseline)
     for one in contenders:
         if not one.engine.method.exact:
@@ -88,11 +92,22 @@ def _report(console, result, contenders, baseline, settings):
 def _table(console, titles, lines):
     table = Table(box=None, padding=(0, 1), header_style="bold")
     for title in titles:
-        table.add_column(title, justify="left" if title is titles[0] else "right", no_wrap=True)
+        table.add_column(title, justify="left" if title in (titles[0], "what it is") else "right", no_wrap=True)
     for line in lines:
         table.add_row(*line)
     console.print()
     console.print(table, highlight=False)
+
+
+def _categories(console, result):
+    """The live peak by category, which adds up to it exactly, and what each category holds."""
+    peaks = {name: row["category_bytes_at_peak"] for name, row in result.items()}
+    as_planned = all(peaks[name] == row["planned_category_bytes_at_peak"] for name, row in result.items())
+    used = [category for category in CATEGORIES if any(category in peak for peak in peaks.values())]
+    _table(console, ("bytes at the peak", *result, "what it is"), [
+        (category, *[f"{peak.get(category, 0):,}" for peak in peaks.values()], CATEGORIES[category])
+        for category in used])
+    console.print(f"each equal to its plan: {'yes' if as_planned else 'NO'}", style="dim")
 
 
 def _differences(console, result, baseline, most=8):

@@ -6,7 +6,8 @@ import re
 from dataclasses import fields, replace
 from pathlib import Path
 
-from mesp_np.checkpoint import adapter
+from mesp_np.checkpoint import hub
+from mesp_np.checkpoint.adapter_config import read_config
 from mesp_np.checkpoint.folder import default_folder, load
 from mesp_np.config import CHOICES, PRESETS, ModelConfig, RunConfig
 from mesp_np.errors import UsageError, UserError
@@ -72,20 +73,29 @@ def given(args, config_class):
 
 
 def run_config(args, **defaults):
-    """RunConfig from the flags; `defaults` are a command's own, and an --adapter's settings go before both."""
+    """RunConfig from the flags; `defaults` are a command's own, and an --adapter's settings are its own too."""
     settings = {"threads": cores()} | defaults | given(args, RunConfig)
     if getattr(args, "adapter", None):
-        found = adapter.read_config(args.adapter)
-        own = {"rank": found.rank, "alpha": found.alpha, "targets": found.targets, "rslora": found.rslora}
-        clash = [name for name in own if name in given(args, RunConfig) and settings[name] != own[name]]
-        if clash:
-            raise UsageError(f"--{clash[0]} differs from that of {args.adapter}", "leave it out; the adapter decides")
-        settings |= own
-        if settings.get("trainable") == "full":
-            raise UsageError("--adapter cannot go with --trainable full", "leave one of them out")
+        settings = _with_adapter(settings, given(args, RunConfig), args.adapter)
     if settings["threads"] > max(MOST_THREADS, cores()):
         raise UsageError(f"--threads is {settings['threads']}", f"this machine has {cores()} cores")
     return RunConfig(**settings)
+
+
+def _with_adapter(settings, flags, folder):
+    """Settings with those of an adapter's folder: its dropout where none is set, the others in any case."""
+    found = read_config(folder)
+    own = {name: getattr(found, name) for name in ("rank", "alpha", "targets", "rslora", "layers")}
+    clash = [name for name in own if name in flags and _unordered(flags[name]) != _unordered(own[name])]
+    if clash:
+        raise UsageError(f"--{clash[0]} differs from that of {folder}", "leave it out; the adapter decides")
+    if settings.get("trainable") == "full":
+        raise UsageError("--adapter cannot go with --trainable full", "leave one of them out")
+    return {"dropout": found.dropout} | settings | own
+
+
+def _unordered(value):
+    return frozenset(value) if isinstance(value, tuple) else value
 
 
 def cores():
@@ -95,15 +105,27 @@ def cores():
 
 def add_model_flag(parser, presets=False):
     """--model: a folder, or where no weights are needed a preset."""
-    kinds = "a folder in Hugging Face form" + (f", or one of {', '.join(PRESETS)}" if presets else "")
+    also = f", or one of {', '.join(PRESETS)}" if presets else ""
+    kinds = f"a folder in Hugging Face form, or OWNER/NAME on its hub{also}"
     parser.add_argument("--model", help=f"{kinds} (default: the small model that comes along)")
 
 
 def checkpoint(args):
-    """The Checkpoint that --model names."""
+    """The Checkpoint that --model names; its notes tell when --adapter was trained on another."""
     if args.model in PRESETS:
         raise UserError(f"--model {args.model} is a preset without weights", "name a folder, or use `mesp-np plan`")
-    return load(args.model or default_folder())
+    found = load(args.model or default_folder())
+    return _beside(found, args.adapter) if getattr(args, "adapter", None) else found
+
+
+def _beside(found, folder):
+    """The Checkpoint, with a note when an adapter was trained on another.  UserError when it cannot belong to it."""
+    config, layers = read_config(folder), found.config.num_hidden_layers
+    if max(config.layers, default=0) >= layers:
+        raise UserError(f"{folder}: adapts layer {max(config.layers)}, the model has layers 0 to {layers - 1}",
+                        "it belongs to another model")
+    warning = config.other_base(hub.name_of(found.folder.resolve()))
+    return replace(found, notes=(*found.notes, warning)) if warning else found
 
 
 def config_and_weights(args):
@@ -111,14 +133,19 @@ def config_and_weights(args):
     if args.model in PRESETS:
         config = PRESETS[args.model]
         return args.model, config, phantom_weights(config)
-    folder = Path(args.model) if args.model else default_folder()
-    if not folder.exists():
-        raise UserError(f"--model {args.model}: no such folder or preset", f"presets are {', '.join(PRESETS)}")
+    folder = hub.find(args.model or default_folder(), weights=False)
     if any(folder.glob("*.safetensors")):
         found = load(folder)
-        return str(folder), found.config, found.weights
+        return str(args.model or folder), found.config, found.weights
     config = ModelConfig.from_folder(folder)
-    return str(folder), config, phantom_weights(config)
+    return str(args.model or folder), config, phantom_weights(config)
+
+
+def expect_unused(path, flag):
+    """Refuse a folder to be written that has something in it, before any work is done for it."""
+    path = Path(path)
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise UserError(f"{flag} {path}: is there already", "name a new folder")
 
 
 def size(text):

@@ -12,7 +12,8 @@ from rich.table import Table
 from mesp_np.cli import flags
 from mesp_np.config import RunConfig
 from mesp_np.engine import plan_step
-from mesp_np.ledger import show_bytes
+from mesp_np.ledger import CATEGORIES, show_bytes
+from mesp_np.params import frozen_bytes
 
 
 def add_flags(parser):
@@ -40,7 +41,7 @@ def describe(plan, model, weights):
             "seq": plan.shape[1], "rank": plan.run.rank, "loss": plan.run.loss, "update": plan.run.update,
             "optimizer": plan.run.optimizer, "dtype": plan.run.dtype, "threads": plan.run.threads,
             "trainable_parameters": plan.trainable_parameters,
-            "frozen_weight_bytes": 0 if plan.run.trainable == "full" else sum(w.nbytes for w in weights.values()),
+            "residency": plan.run.residency, "frozen_weight_bytes": frozen_bytes(weights, plan.run),
             "live_peak_bytes": plan.live_peak_bytes, "extent_bytes": plan.extent_bytes,
             "stage_peak_bytes": ledger.stage_peak_bytes(), "category_bytes_at_peak": ledger.category_bytes_at_peak(),
             "at_peak": [tensor._asdict() for tensor in ledger.at_peak()],
@@ -57,22 +58,26 @@ def report(result, console):
     totals.add_row("live peak", show_bytes(result["live_peak_bytes"]))
     totals.add_row("extent", show_bytes(result["extent_bytes"]) + ", what the arena takes")
     totals.add_row("trained numbers", f"{result['trainable_parameters']:,}")
-    totals.add_row("frozen weights", show_bytes(result["frozen_weight_bytes"]) + ", mapped and not counted")
+    where = "mapped and not counted" if result["residency"] == "mapped" else "widened, in the arena"
+    totals.add_row("frozen weights", f"{show_bytes(result['frozen_weight_bytes'])}, {where}")
     totals.add_row("FLOPs", "  ".join(f"{phase} {count / 1e9:,.2f} G" for phase, count in result["flops"].items()))
     totals.add_row("events", f"{result['events']:,}")
     console.print(totals, highlight=False)
-    _bars(console, "stage", result["stage_peak_bytes"], result["live_peak_bytes"])
-    _bars(console, "at the peak", result["category_bytes_at_peak"], result["live_peak_bytes"])
+    whole, at_peak = result["live_peak_bytes"], result["category_bytes_at_peak"]
+    _bars(console, "stage", result["stage_peak_bytes"], whole)
+    _bars(console, "at the peak", dict(sorted(at_peak.items(), key=lambda item: -item[1])), whole, CATEGORIES)
     _tensors(console, result["at_peak"])
 
 
-def _bars(console, title, sizes, whole, width=24):
-    table = Table(title=None, box=None, padding=(0, 2), header_style="bold")
-    table.add_column(title)
-    table.add_column("bytes", justify="right")
+def _bars(console, title, sizes, whole, meanings=None, width=8):
+    """A line for each size: its name, its bytes, its part of the whole, and what it is."""
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table.add_column(title, no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
     table.add_column("", min_width=width)
-    for name, size in sorted(sizes.items(), key=lambda item: -item[1]) if title != "stage" else sizes.items():
-        table.add_row(name, show_bytes(size), "█" * round(width * size / whole))
+    table.add_column("", style="dim")
+    for name, size in sizes.items():
+        table.add_row(name, show_bytes(size), "█" * round(width * size / whole), meanings[name] if meanings else "")
     console.print()
     console.print(table, highlight=False)
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from rich.console import Console
 
 from mesp_np.checkpoint.folder import default_folder
+from mesp_np.cli import data as data_flags
 from mesp_np.cli import flags
 from mesp_np.config import RunConfig
-from mesp_np.data import rows
-from mesp_np.data.batches import Batches
+from mesp_np.data import report, rows
+from mesp_np.data.batches import Batches, InOrder
 from mesp_np.errors import UsageError
 from mesp_np.readout import make
 from mesp_np.train import Run, TrainConfig
@@ -30,7 +31,8 @@ TRAIN_HELP = {
     "warmup": "steps in which the rate grows to its peak",
     "eval_every": "steps between validations; 0: only before and after",
     "save_every": "steps between saved adapters; 0: only at the end",
-    "prompt": "text to continue before and after (default: how the first held-out row begins; \"\": none)",
+    "prompt": "text to continue, or question to answer, before and after (default: how the first held-out row begins; "
+              "\"\": none)",
     "sample_tokens": "length of the continuation",
 }
 
@@ -39,6 +41,7 @@ def add_flags(parser):
     flags.add_model_flag(parser)
     parser.add_argument("--data", metavar="PATH", help="a .txt or .jsonl file, or a folder with train.jsonl and "
                         "perhaps valid.jsonl (default: the verse that comes along, with the default model)")
+    data_flags.add_flags(parser)
     flags.add_config_flags(parser, RunConfig, flags.RUN_HELP)
     flags.add_config_flags(parser, TrainConfig, TRAIN_HELP)
     parser.set_defaults(iters=None, epochs=None, prompt=None)
@@ -52,16 +55,17 @@ def run(args):
     settings = flags.run_config(args)
     config = TrainConfig(**({"epochs": EPOCHS} if not args.iters else {}) | flags.given(args, TrainConfig))
     checkpoint = flags.checkpoint(args)
-    train, valid = rows.load(_data(args), checkpoint.tokenizer, settings.seq, settings.seed)
-    batches = Batches(train, settings.batch_size, settings.seq, settings.seed)
-    if args.prompt is None:
-        config = replace(config, prompt=_opening(valid, checkpoint.tokenizer))
+    encoder, size, seq = data_flags.encoder(args, checkpoint), settings.batch_size, settings.seq
+    train, valid = rows.load(_data(args), encoder, seq, settings.seed, args.max_bad_rows)
+    batches = Batches(train, size, seq, settings.seed, args.packing)
+    prompt = _prompt(args, valid, encoder)
+    config = replace(config, prompt=checkpoint.tokenizer.decode(prompt))
     run_dir = Path(args.run_dir or time.strftime("runs/%Y%m%d-%H%M%S"))
     console = Console(quiet=args.json)
     with make(console, live=True) as readout:
-        _introduce(readout, checkpoint, settings, train, valid, batches)
-        summary = Run(checkpoint, settings, config, batches, _in_order(valid, settings), run_dir, readout,
-                      args.adapter, {"data": str(_data(args))}).start()
+        _introduce(readout, checkpoint, settings, encoder, train, valid, batches)
+        summary = Run(checkpoint, settings, config, batches, InOrder(valid, size, seq, args.packing), run_dir, readout,
+                      args.adapter, {"data": str(_data(args))} | data_flags.settings(args), prompt).start()
     _conclude(console, summary, run_dir)
     if args.json:
         print(_summary_json(summary, run_dir))
@@ -77,33 +81,32 @@ def _data(args):
     return default_folder() / "verse"
 
 
-def _opening(valid, tokenizer):
-    """How the first held-out row begins: a prompt that was not trained on."""
-    if not valid.items:
-        return ""
-    return " ".join(tokenizer.decode(valid.items[0].ids).split(" ")[:PROMPT_WORDS])
+def _prompt(args, valid, encoder):
+    """Ids to continue before and after: --prompt, or how the first held-out row begins, which was not trained on."""
+    tokenizer, is_chat = encoder.tokenizer, encoder.chat and valid.source.has_conversations
+    if args.prompt and is_chat:
+        return encoder.prompt([{"role": "user", "content": args.prompt}])
+    if args.prompt is not None or not len(valid):
+        return tokenizer.begin_ids + tokenizer.encode(args.prompt) if args.prompt else []
+    ids = valid.row(0).ids
+    if is_chat and (opening := encoder.opening(ids)):
+        return opening
+    words = tokenizer.decode(ids[len(tokenizer.begin_ids):]).split(" ")
+    return tokenizer.begin_ids + tokenizer.encode(" ".join(words[:PROMPT_WORDS]))
 
 
-def _in_order(valid, settings):
-    """All validation rows once, as batches."""
-    if not valid.items:
-        return []
-    batches = Batches(valid, settings.batch_size, settings.seq, settings.seed)
-    return [batches.batch(step) for step in range(batches.per_epoch)]
-
-
-def _introduce(readout, checkpoint, settings, train, valid, batches):
+def _introduce(readout, checkpoint, settings, encoder, train, valid, batches):
     """What is about to be done, and what became of the data."""
-    for note in checkpoint.notes:
+    for note in (*checkpoint.notes, *report.endings(checkpoint, encoder, train.source.has_conversations)):
         readout.message(f"{checkpoint.folder}: {note}")
     c = checkpoint.config
     readout.message(f"model {checkpoint.folder}: {c.num_hidden_layers} layers, width {c.hidden_size}, "
                     f"vocabulary {c.vocab_size:,}")
-    for name, part in (("train", train), ("valid", valid)):
-        skipped = "".join(f", {len(where)} skipped ({reason})" for reason, where in part.skipped.items())
-        readout.message(f"{name}: {len(part.items):,} rows, {part.tokens:,} tokens, {part.trained_tokens:,} with a "
-                        f"target, {part.truncated} cut at {settings.seq}{skipped}")
-    readout.message(f"{batches.per_epoch} batches an epoch; end of text is {checkpoint.tokenizer.eos_name}")
+    for line in report.describe(train, valid, settings.seq):
+        readout.message(line)
+    readout.message(report.fill(batches))
+    readout.message(f"end of text is {checkpoint.tokenizer.eos_name}; a row, with what is learned in [[ ]]:")
+    readout.message(report.example(train.row(0), checkpoint.tokenizer))
 
 
 def _conclude(console, summary, run_dir):

@@ -1,125 +1,219 @@
 """Records: the documents and rows in a user's files, before any of them becomes tokens.
 
     .txt      the whole file is one document; CRLF counts as a line end
-    .jsonl    an object a line, {"text": "..."}; other keys are ignored
-    folder    train.jsonl or train.txt, and perhaps valid.jsonl or valid.txt
+    .jsonl    an object a line
+    folder    train.jsonl or train.txt, and perhaps valid and test files of the same kinds
 
-Lines end at the newline byte and nowhere else: str.splitlines would also cut at U+2028,
-which may stand inside a JSON string.  A byte-order mark, CRLF, blank lines and a missing
-last newline are accepted.  Everything else that is odd is an error that names file, line
-and reason, never a row that is quietly dropped or guessed.
+A row has one of these forms, tried in this order; other keys are ignored:
+
+    {"prompt", "completion"}                  both strings, or both lists of messages
+    {"messages": [{"role", "content"}]}       roles system, user, assistant, tool
+    {"conversations": [{"from", "value"}]}    ShareGPT: human, gpt and their like
+    {"instruction", "input", "output"}        Alpaca; input may be missing
+    {"text"}
+
+A conversation may have "tools" beside it, a list or that list as a JSON string.
+
+A file of rows is never held whole.  Lines end at the newline byte and nowhere else:
+str.splitlines would also cut at U+2028, which may stand inside a JSON string.  A byte-order
+mark, CRLF, blank lines and a missing last newline are accepted.  Everything else that is
+odd is a BadRow that names file, line and reason, never a row quietly dropped or guessed.
 """
 
 import codecs
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from mesp_np.errors import UserError
 
-SURROGATE = re.compile("[\ud800-\udfff]")
+TEXTS = ("document", "text")             # forms of a record that are no conversation
+FORMS = "text, messages, conversations, prompt and completion, or instruction and output"
+ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+SHAREGPT_ROLES = ROLES | {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant",
+                          "model": "assistant", "observation": "tool"}
+
+
+class BadRow(UserError):
+    """A row that cannot be used.  A reader may skip it and go on with the next."""
 
 
 @dataclass(frozen=True)
 class Record:
     """One piece of a user's data.
 
-    kind     "document" (a .txt file) or "text" (a row); decides how it becomes tokens
-    content  its text
-    where    file and line, for messages
+    form      document, text, completion, messages, conversations or instruction
+    where     file and line, for messages
+    text      a document's or a text's characters
+    messages  a conversation: dicts with role and content, as a chat template takes them
+    asked     how many of the messages are the question, and are not to be learned
+    tools     what the template is to offer the model, or None
+    plain     (prompt, answer) for a model without a chat template, or None
     """
 
-    kind: str
-    content: str
+    form: str
     where: str
+    text: str = ""
+    messages: tuple = ()
+    asked: int = 0
+    tools: list | None = None
+    plain: tuple | None = None
 
 
-def find(path):
-    """(training file, validation file or None) of a file or a folder."""
+def find(path, stem="train"):
+    """The file of a folder called `stem`.jsonl or .txt, or None; a file is its own training file."""
     path = Path(path)
     if not path.is_dir():
-        return path, None
-    train, valid = (_one_of(path, stem) for stem in ("train", "valid"))
-    if train is None:
-        raise UserError(f"{path}: holds neither train.jsonl nor train.txt", "name a folder with one, or a file")
-    return train, valid
-
-
-def read(path):
-    """The records of a .txt or .jsonl file, at least one.  Raises UserError for the first that is wrong."""
-    path = Path(path)
-    readers = {".txt": _read_document, ".jsonl": _read_rows}
-    if path.suffix not in readers:
-        raise UserError(f"{path}: is neither .txt nor .jsonl", "write plain text, or one JSON object a line")
-    try:
-        records = readers[path.suffix](path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})", "check the path given as --data") from None
-    if not records:
-        raise UserError(f"{path}: is empty", "it must hold some text")
-    return records
-
-
-def _one_of(folder, stem):
-    found = [path for suffix in (".jsonl", ".txt") if (path := folder / (stem + suffix)).exists()]
+        return path if stem == "train" else None
+    found = [file for suffix in (".jsonl", ".txt") if (file := path / (stem + suffix)).exists()]
     if len(found) > 1:
-        raise UserError(f"{folder}: holds both {stem}.jsonl and {stem}.txt", "name the file that is meant")
+        raise UserError(f"{path}: holds both {stem}.jsonl and {stem}.txt", "name the file that is meant")
+    if not found and stem == "train":
+        raise UserError(f"{path}: holds neither train.jsonl nor train.txt", "name a folder with one, or a file")
     return found[0] if found else None
 
 
-def _read_document(path):
-    text = _decode(path.read_bytes().removeprefix(codecs.BOM_UTF8), path).replace("\r\n", "\n")
-    return [Record("document", text, str(path))] if text.strip() else []
+def lines(path):
+    """Yield (where, bytes) of each piece of a file: a row that is not blank, or a whole document."""
+    path = Path(path)
+    if path.suffix not in (".txt", ".jsonl"):
+        raise UserError(f"{path}: is neither .txt nor .jsonl", "write plain text, or one JSON object a line")
+    try:
+        with open(path, "rb") as file:
+            pieces = [(path, file.read())] if path.suffix == ".txt" else _numbered(path, file)
+            for index, (where, piece) in enumerate(pieces):
+                piece = piece.removeprefix(codecs.BOM_UTF8) if index == 0 else piece
+                if piece.strip():
+                    yield str(where), piece
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})", "check the path given as --data") from None
 
 
-def _read_rows(path):
-    records = []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            line = (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip()
-            if line:
-                records.append(_row(line, f"{path}:{number}"))
-    return records
+def parse(where, piece):
+    """The Record of what `lines` yields.  Raises BadRow."""
+    if where.endswith(".txt"):
+        return Record("document", where, _decode(piece, where).replace("\r\n", "\n"))
+    row = _object(piece.strip(), where)
+    for keys, make in READERS.items():
+        if all(key in row for key in keys):
+            return make(row, where)
+    raise BadRow(f"{where}: has only {', '.join(row) or 'no keys'}", f"give {FORMS}")
 
 
-def _row(line, where):
+def _numbered(path, file):
+    return ((f"{path}:{number}", line) for number, line in enumerate(file, 1))
+
+
+def _object(line, where):
     if line.startswith(b"["):
-        raise UserError(f"{where}: a JSON array", "write one object a line: {\"text\": \"...\"}")
+        raise BadRow(f"{where}: a JSON array", "write one object a line: {\"text\": \"...\"}")
     try:
         row = json.loads(_decode(line, where), object_pairs_hook=lambda pairs: _each_once(pairs, where))
+        if b"\\u" in line:
+            json.dumps(row, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         reason = "more than one JSON value" if error.msg == "Extra data" else f"{error.msg}, column {error.colno}"
-        raise UserError(f"{where}: not one JSON object ({reason})", "write one object a line") from None
+        raise BadRow(f"{where}: not one JSON object ({reason})", "write one object a line") from None
+    except UnicodeEncodeError:
+        raise BadRow(f"{where}: has half of a surrogate pair", "write the whole character") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: cannot be read as JSON ({error})", "write one object a line") from None
-    return Record("text", _text(row, where), where)
-
-
-def _text(row, where):
+        raise BadRow(f"{where}: cannot be read as JSON ({error})", "write one object a line") from None
     if not isinstance(row, dict):
-        raise UserError(f"{where}: is no JSON object", "write {\"text\": \"...\"}")
-    if "text" not in row:
-        raise UserError(f"{where}: has no \"text\", only {', '.join(row) or 'nothing'}", "write {\"text\": \"...\"}")
-    text = row["text"]
-    if not isinstance(text, str):
-        raise UserError(f"{where}: \"text\" is {json.dumps(text)[:40]}, not a string", "put it in quotes")
-    if SURROGATE.search(text):
-        raise UserError(f"{where}: \"text\" has half of a surrogate pair", "write the whole character")
-    return text
+        raise BadRow(f"{where}: is no JSON object", f"give {FORMS}")
+    return row
 
 
 def _decode(data, where):
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{where}: not UTF-8 (byte 0x{data[error.start]:02x} at {error.start})",
-                        "save the file as UTF-8") from None
+        raise BadRow(f"{where}: not UTF-8 (byte 0x{data[error.start]:02x} at {error.start})",
+                     "save the file as UTF-8") from None
 
 
 def _each_once(pairs, where):
     """A dict of an object's pairs; JSON itself would keep the last of two equal keys in silence."""
     row = dict(pairs)
     if len(row) < len(pairs):
-        raise UserError(f"{where}: a key stands twice among {', '.join(key for key, _ in pairs)}", "keep one of them")
+        raise BadRow(f"{where}: a key stands twice among {', '.join(key for key, _ in pairs)}", "keep one of them")
     return row
+
+
+def _completion(row, where):
+    if isinstance(row["prompt"], list):
+        asked, answer = (_messages(row, key, where) for key in ("prompt", "completion"))
+        return Record("completion", where, messages=asked + answer, asked=len(asked), tools=_tools(row, where))
+    prompt, completion = (_string(row, key, where) for key in ("prompt", "completion"))
+    return Record("completion", where, messages=_exchange(prompt, completion), asked=1, tools=_tools(row, where),
+                  plain=(prompt, completion))
+
+
+def _chat(row, where):
+    return Record("messages", where, messages=_messages(row, "messages", where), tools=_tools(row, where))
+
+
+def _sharegpt(row, where):
+    turns = _messages(row, "conversations", where, ("from", "value"), SHAREGPT_ROLES)
+    return Record("conversations", where, messages=turns, tools=_tools(row, where))
+
+
+def _alpaca(row, where):
+    """With a chat template the input follows the instruction after a blank line; without, Alpaca's headings."""
+    instruction, output = (_string(row, key, where) for key in ("instruction", "output"))
+    given = _string(row, "input", where) if row.get("input") else ""
+    question = f"{instruction}\n\n{given}" if given else instruction
+    headed = (f"### Instruction:\n{instruction}\n\n" + (f"### Input:\n{given}\n\n" if given else "")
+              + "### Response:\n")
+    return Record("instruction", where, messages=_exchange(question, output), asked=1, plain=(headed, output))
+
+
+def _text(row, where):
+    return Record("text", where, _string(row, "text", where))
+
+
+READERS = {("prompt", "completion"): _completion, ("messages",): _chat, ("conversations",): _sharegpt,
+           ("instruction", "output"): _alpaca, ("text",): _text}
+
+
+def _exchange(question, answer):
+    return {"role": "user", "content": question}, {"role": "assistant", "content": answer}
+
+
+def _string(row, key, where):
+    if not isinstance(row[key], str):
+        raise BadRow(f"{where}: \"{key}\" is {json.dumps(row[key])[:40]}, not a string", "put it in quotes")
+    return row[key]
+
+
+def _messages(row, key, where, names=("role", "content"), roles=ROLES):
+    """The messages in a list, roles and contents under their usual names, other keys as they are."""
+    if not isinstance(row[key], list):
+        raise BadRow(f"{where}: \"{key}\" is {json.dumps(row[key])[:40]}, not a list of messages",
+                     f"write [{{\"{names[0]}\": ..., \"{names[1]}\": ...}}]")
+    return tuple(_message(turn, f"{where}: {key}[{index}]", names, roles) for index, turn in enumerate(row[key]))
+
+
+def _message(turn, where, names, roles):
+    role_key, content_key = names
+    if not isinstance(turn, dict) or role_key not in turn:
+        raise BadRow(f"{where} has no \"{role_key}\"", f"write {{\"{role_key}\": ..., \"{content_key}\": ...}}")
+    role = turn[role_key]
+    if not isinstance(role, str) or role not in roles:
+        raise BadRow(f"{where}: \"{role_key}\" is {json.dumps(role)[:40]}", f"choose from {', '.join(roles)}")
+    content = turn.get(content_key)
+    if not isinstance(content, str) and not (content is None and turn.get("tool_calls")):
+        raise BadRow(f"{where}: \"{content_key}\" is {json.dumps(content)[:40]}, not a string", "put it in quotes")
+    others = {key: value for key, value in turn.items() if key not in names}
+    return {"role": roles[role], "content": content} | others
+
+
+def _tools(row, where):
+    tools = row.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError) as error:
+            raise BadRow(f"{where}: \"tools\" is not JSON ({error})", "write a list of function descriptions") from None
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise BadRow(f"{where}: \"tools\" is {json.dumps(tools)[:40]}", "write a list of function descriptions")
+    return tools

@@ -1,7 +1,7 @@
 """Embedding: look up a row of the table for each token.
 
 Shapes    ids       : (N,)      token ids in [0, V); Batch.check sees to it
-          table     : (V, D)    any stored form when frozen
+          table     : (V, D)    any stored form when frozen, quantised too
           out, dout : (N, D)
           dtable    : (V, D)
 
@@ -30,7 +30,7 @@ ROWS = 64               # rows looked up in one tile
 def forward(team, out, ids, table):
     """out (N, D) = rows of table (V, D); each row is made dense on its own."""
     expect(out.shape[:1], ids=ids)
-    expect(out.shape[1:], row=table[0])
+    expect((len(table), out.shape[1]), table=table)
 
     def task(_, tile):
         for n in range(tile * ROWS, min(len(ids), (tile + 1) * ROWS)):

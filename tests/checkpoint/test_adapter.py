@@ -2,11 +2,13 @@
 
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mesp_np.checkpoint import adapter, safetensors_file
+from mesp_np.checkpoint.adapter_config import CONFIG, PEFT_WEIGHTS, AdapterConfig, read_config
 from mesp_np.config import PROJECTIONS, RunConfig
 from mesp_np.errors import UserError
 from mesp_np.ops.quant import BF16, round_bf16, widen
@@ -35,14 +37,14 @@ def folder(tmp_path):
 
 
 def set_config(folder, **changes):
-    path = folder / adapter.CONFIG
+    path = folder / CONFIG
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def set_tensors(folder, change, dtype=np.float32):
-    tensors = dict(safetensors_file.read(folder / adapter.WEIGHTS))
+    tensors = dict(safetensors_file.read(folder / PEFT_WEIGHTS))
     change(tensors)
-    safetensors_file.write(folder / adapter.WEIGHTS, tensors, dtype)
+    safetensors_file.write(folder / PEFT_WEIGHTS, tensors, dtype)
 
 
 def refusal(folder, run=RUN):
@@ -58,16 +60,16 @@ def test_there_and_back(folder):
     target = parameters(seed=1)
     adapter.load(folder, target, RUN)
     assert np.array_equal(values(target), values(parameters()))
-    config = adapter.read_config(folder)
-    assert config == adapter.AdapterConfig(4, 8.0, ("q_proj", "v_proj"), False, "Qwen/Qwen2.5-0.5B")
+    config = read_config(folder)
+    assert config == AdapterConfig(4, 8.0, ("q_proj", "v_proj"), base_name="Qwen/Qwen2.5-0.5B")
 
 
 def test_what_is_written(folder):
-    text = (folder / adapter.CONFIG).read_text()
+    text = (folder / CONFIG).read_text()
     raw = json.loads(text)
     assert text == json.dumps(raw, indent=2, sort_keys=True) + "\n"
     assert raw["lora_alpha"] == 8 and raw["target_modules"] == ["q_proj", "v_proj"] and raw["inference_mode"] is True
-    entries = safetensors_file.read_header(folder / adapter.WEIGHTS)
+    entries = safetensors_file.read_header(folder / PEFT_WEIGHTS)
     assert len(entries) == 8 and all(entry.dtype == np.float32 for entry in entries.values())
     assert entries[PREFIX + ".lora_A.weight"].shape == (4, 16)
     assert entries[PREFIX + ".lora_B.weight"].shape == (24, 4)
@@ -93,7 +95,7 @@ def test_views_are_written_right(tmp_path):
 
 
 def test_saving_over_the_folder_that_was_loaded(folder):
-    mapped = safetensors_file.read(folder / adapter.WEIGHTS)
+    mapped = safetensors_file.read(folder / PEFT_WEIGHTS)
     adapter.save(folder, parameters(seed=2), RUN, "base")
     assert np.array_equal(mapped[PREFIX + ".lora_A.weight"], parameters()[0].value)
     target = parameters()
@@ -112,8 +114,8 @@ def test_other_stored_forms(folder):
 
 def test_float16_and_a_float64_run(tmp_path, folder):
     import safetensors.numpy
-    halves = {name: array.astype(np.float16) for name, array in safetensors_file.read(folder / adapter.WEIGHTS).items()}
-    safetensors.numpy.save_file(halves, folder / adapter.WEIGHTS)
+    halves = {name: array.astype(np.float16) for name, array in safetensors_file.read(folder / PEFT_WEIGHTS).items()}
+    safetensors.numpy.save_file(halves, folder / PEFT_WEIGHTS)
     target = parameters(seed=1)
     for p in target:
         p.value = p.value.astype(np.float64)
@@ -152,7 +154,7 @@ def test_settings_that_differ_from_the_run(folder):
 @pytest.mark.parametrize("changes", [
     {"bias": "all"}, {"fan_in_fan_out": True}, {"use_dora": True}, {"lora_bias": True},
     {"modules_to_save": ["lm_head"]}, {"rank_pattern": {"q_proj": 2}}, {"alpha_pattern": {"q_proj": 2}},
-    {"layers_to_transform": [0]},
+    {"layers_to_transform": [-1]}, {"layers_to_transform": "0"}, {"layers_pattern": "blocks"}, {"lora_dropout": 1.0},
     {"exclude_modules": ["x"]}, {"init_lora_weights": "pissa"}, {"init_lora_weights": "olora"},
     {"trainable_token_indices": [1]}, {"some_later_invention": True}, {"target_modules": ["embed_tokens", "q_proj"]},
     {"target_modules": ".*q_proj"}, {"target_modules": None}, {"target_modules": []}, {"r": 0}, {"r": True},
@@ -171,18 +173,74 @@ def test_harmless_settings_are_accepted(folder):
 
 def test_all_linear_and_rslora(folder):
     set_config(folder, target_modules="all-linear", use_rslora=True)
-    config = adapter.read_config(folder)
+    config = read_config(folder)
     assert config.targets == PROJECTIONS and config.rslora
+
+
+def test_dropout_is_saved_and_read(tmp_path):
+    adapter.save(tmp_path / "adapter", parameters(), replace(RUN, dropout=0.25), "base")
+    assert read_config(tmp_path / "adapter").dropout == 0.25
+    target = parameters(seed=1)
+    adapter.load(tmp_path / "adapter", target, replace(RUN, dropout=0.5))        # the run's own dropout is its business
+    assert np.array_equal(values(target), values(parameters()))
+
+
+def test_layers_are_saved_and_read(tmp_path):
+    """Null when all have adapters; else their indices from the front, however the run names them."""
+    adapter.save(tmp_path / "all", parameters(), RUN, "base")
+    assert json.loads((tmp_path / "all" / CONFIG).read_text())["layers_to_transform"] is None
+    run = replace(RUN, layers=(-1,))
+    some = [p for p in parameters() if p.name.startswith("layers.1.")]
+    adapter.save(tmp_path / "some", some, run, "base")
+    assert json.loads((tmp_path / "some" / CONFIG).read_text())["layers_to_transform"] == [1]
+    assert read_config(tmp_path / "some").layers == (1,)
+    target = [p for p in parameters(seed=1) if p.name.startswith("layers.1.")]
+    adapter.load(tmp_path / "some", target, run)
+    assert np.array_equal(values(target), values(some))
+    assert "layers.0.self_attn.q_proj.lora_A.weight is missing" in refusal(tmp_path / "some")
+
+
+def test_one_layer_may_be_a_number(folder):
+    set_config(folder, layers_to_transform=1, layers_pattern="layers")
+    assert read_config(folder).layers == (1,)
+
+
+def test_an_a_without_its_b(folder):
+    set_tensors(folder, lambda tensors: tensors.pop(PREFIX + ".lora_B.weight"))
+    assert PREFIX + ".lora_B.weight is missing" in refusal(folder)
+
+
+def test_biases_of_an_adapter_are_not_ignored(folder):
+    set_tensors(folder, lambda tensors: tensors.update({PREFIX + ".lora_B.bias": np.zeros(24, np.float32)}))
+    assert PREFIX + ".lora_B.bias is unexpected" in refusal(folder)
+
+
+@pytest.mark.parametrize("name, same", [
+    ("Qwen/Qwen2.5-0.5B", True), ("/models/Qwen2.5-0.5B", True), ("models/Qwen2.5-0.5B/", True), (None, True),
+    ("/cache/models--Qwen--Qwen2.5-0.5B/snapshots/0123abc", True), ("Qwen/Qwen2.5-0.5B-Instruct", False)])
+def test_another_base_is_a_warning(name, same):
+    config = AdapterConfig(4, 8.0, ("q_proj",), base_name=name)
+    for model in ("Qwen/Qwen2.5-0.5B", "/home/me/Qwen2.5-0.5B"):
+        warning = config.other_base(model)
+        assert (warning == "") == same and (same or name in warning)
+
+
+def test_targets_may_have_their_part_before_them(folder):
+    set_config(folder, target_modules=["self_attn.v_proj", "q_proj"])
+    assert read_config(folder).targets == ("q_proj", "v_proj")
 
 
 def test_folders_that_are_no_adapters(folder, tmp_path):
     with pytest.raises(UserError, match="adapter_config.json: cannot be read"):
-        adapter.read_config(tmp_path)
-    (folder / adapter.WEIGHTS).unlink()
+        read_config(tmp_path / "none")
+    with pytest.raises(UserError, match="is a file"):
+        read_config(folder / CONFIG)
+    (folder / PEFT_WEIGHTS).unlink()
     assert "adapter_model.safetensors: cannot be read" in refusal(folder)
+    (folder / "adapter_model.bin").write_bytes(b"PK")
+    assert "has adapter_model.bin, a PyTorch file" in refusal(folder)
+    with pytest.raises(UserError, match="name the folder inside it: .*adapter"):
+        read_config(tmp_path)
     set_config(folder, peft_type="IA3")
     with pytest.raises(UserError, match="peft_type is 'IA3'"):
-        adapter.read_config(folder)
-    (folder / adapter.CONFIG).write_text('{"fine_tune_type": "lora", "num_layers": 16}')
-    with pytest.raises(UserError, match="an mlx-lm adapter"):
-        adapter.read_config(folder)
+        read_config(folder)

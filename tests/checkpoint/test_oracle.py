@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from mesp_np.checkpoint import adapter, folder
+from mesp_np.checkpoint.adapter_config import read_config
+from mesp_np.cli import main
 from mesp_np.methods import backprop
 from mesp_np.model import Batch
 from mesp_np.ops.quant import round_bf16
@@ -19,7 +21,8 @@ peft = pytest.importorskip("peft")
 
 IDS = np.random.default_rng(0).integers(0, tiny_tokenizer.VOCAB_SIZE, (2, 7))
 TOLERANCE = 2e-5  # transformers rounds to float32 inside RMSNorm, softmax and RoPE, in float64 models too
-SETTINGS = [dict(alpha=8.0), dict(alpha=3.5, rslora=True, targets=("o_proj", "down_proj", "k_proj"))]
+SETTINGS = [dict(alpha=8.0), dict(alpha=3.5, rslora=True, targets=("o_proj", "down_proj", "k_proj")),
+            dict(alpha=8.0, layers=(1,), dropout=0.3)]
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
@@ -92,8 +95,27 @@ def test_adapter_of_peft_gives_its_logits_here(tmp_path, config, settings):
     model = peft.get_peft_model(
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model"),
         peft.LoraConfig(r=run.rank, lora_alpha=run.alpha, use_rslora=run.rslora, target_modules=list(run.targets),
-                        init_lora_weights=False, task_type="CAUSAL_LM"))
+                        lora_dropout=run.dropout, layers_to_transform=list(run.layers) or None,
+                        init_lora_weights=False, task_type="CAUSAL_LM")).eval()
     model.save_pretrained(tmp_path / "adapter")
+    found = read_config(tmp_path / "adapter")
+    assert (found.rank, found.layers, found.dropout) == (run.rank, run.layers, run.dropout)
     with engine_on(tmp_path / "model", run) as engine:
         adapter.load(tmp_path / "adapter", engine.parameters, run)
         assert np.abs(our_log_probabilities(engine) - their_log_probabilities(model)).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_merged_folder_gives_the_logits_of_base_and_adapter(tmp_path, config, settings):
+    """In float32: 1e-5 from PEFT on the base, and far from the base alone."""
+    save_model(tmp_path / "model", config)
+    with small.engine(config, **settings) as engine:
+        adapter.save(tmp_path / "adapter", engine.parameters, engine.run, tmp_path / "model")
+    assert main(["merge", "--model", str(tmp_path / "model"), "--adapter", str(tmp_path / "adapter"),
+                 "--out", str(tmp_path / "merged")]) == 0
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    without = their_log_probabilities(base)
+    adapted = their_log_probabilities(peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval())
+    merged, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not any(report.values())
+    assert np.abs(their_log_probabilities(merged) - adapted).max() < 1e-5 < 0.1 < np.abs(adapted - without).max()

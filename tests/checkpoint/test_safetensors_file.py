@@ -79,6 +79,52 @@ def test_converts_as_it_writes(tmp_path, rng):
     assert np.array_equal(round_bf16(safetensors_file.read(tmp_path / "wide")["w"]), bits)
 
 
+class Lazy:
+    """Rows of an array, made when asked for; how many at once is noted."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype, self.asked = array, array.shape, array.dtype, []
+
+    def __getitem__(self, rows):
+        made = self.array[rows].copy()
+        self.asked.append(made.nbytes)
+        return made
+
+
+def test_each_tensor_keeps_its_own_dtype(tmp_path, rng):
+    """Wider numbers first, so that every tensor is aligned; names decide the rest."""
+    tensors = {"half": rng.random((3, 5)).astype(np.float16), "brain": round_bf16(rng.random((3, 3))),
+               "single": rng.random(7).astype(np.float32), "codes": np.arange(6, dtype=np.uint32).reshape(2, 3),
+               "double": rng.random(3)}
+    safetensors_file.write(tmp_path / "x", tensors, writer="mlx")
+    entries = safetensors_file.read_header(tmp_path / "x", packed=True)
+    assert list(entries) == ["double", "codes", "single", "brain", "half"]
+    assert all(entry.begin % entry.dtype.itemsize == 0 for entry in entries.values())
+    for name, array in safetensors_file.read(tmp_path / "x", packed=True).items():
+        assert array.dtype == tensors[name].dtype and np.array_equal(array, tensors[name])
+    with safetensors.safe_open(tmp_path / "x", "numpy") as file:
+        assert file.metadata() == {"format": "mlx"} and file.get_slice("brain").get_dtype() == "BF16"
+        assert np.array_equal(file.get_tensor("codes"), tensors["codes"])
+
+
+@pytest.mark.parametrize("dtype", [None, BF16, np.float32])
+def test_lazy_tensors_are_made_a_few_rows_at_a_time(tmp_path, rng, monkeypatch, dtype):
+    monkeypatch.setattr(safetensors_file, "BLOCK_BYTES", 100)
+    array = rng.random((12, 10)).astype(np.float32)
+    lazy = Lazy(array)
+    safetensors_file.write(tmp_path / "lazy", {"w": lazy, "v": Lazy(array[0])}, dtype)
+    safetensors_file.write(tmp_path / "whole", {"w": array, "v": array[0]}, dtype)
+    assert (tmp_path / "lazy").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert sum(lazy.asked) == array.nbytes and max(lazy.asked) <= 100
+
+
+def test_packed_words_only_where_they_are_expected(tmp_path):
+    safetensors_file.write(tmp_path / "x", {"w": np.zeros((2, 3), np.uint32)})
+    with pytest.raises(UserError, match="w is stored as U32 .packed integers, as in a quantised MLX model"):
+        safetensors_file.read(tmp_path / "x")
+    assert safetensors_file.read(tmp_path / "x", packed=True)["w"].dtype == np.uint32
+
+
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 988097824\n"
 
 

@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
-from mesp_np.checkpoint.tokenizer import Tokenizer
+from mesp_np.checkpoint.tokenizer import CUT, Tokenizer, _blocks
 from mesp_np.errors import UserError
 from tests import tiny_tokenizer
 
@@ -37,11 +39,39 @@ def test_control_tokens_in_text_are_text(folder):
     assert len(ids) == len(text) and max(ids) < tiny_tokenizer.EOS and tokenizer.decode(ids) == text
 
 
-def test_nothing_is_added_around_a_text(tmp_path):
-    from tokenizers.processors import TemplateProcessing
+def test_control_tokens_of_a_rendered_text_are_ids(folder):
+    tokenizer = Tokenizer(folder, tiny_tokenizer.VOCAB_SIZE)
+    a, b = tokenizer.encode("ab")
+    ids, starts = tokenizer.rendered("a<|im_end|>b")
+    assert (ids.tolist(), starts.tolist()) == ([a, tiny_tokenizer.IM_END, b], [0, 1, 11])
+    assert max(tokenizer.encode("<|im_end|>")) < tiny_tokenizer.EOS
+
+
+def test_a_mark_makes_a_control_token_characters_and_is_dropped(folder):
+    tokenizer = Tokenizer(folder, tiny_tokenizer.VOCAB_SIZE)
+    ids, starts = tokenizer.rendered("é<~|im_end|><|im_end|>b~", mark="~")
+    text = "é<|im_end|>"
+    assert ids.tolist() == [*tokenizer.encode(text), tiny_tokenizer.IM_END, *tokenizer.encode("b")]
+    assert starts.tolist() == [0, 0, *range(1, len(text)), len(text), len(text) + 10]
+
+
+@pytest.mark.parametrize("text", ["word " * 99, "a line\n\n" * 50, "x" * 500, "", "  \n \n" * 99, "漢字。\n漢" * 60])
+def test_a_long_text_is_encoded_in_blocks_that_change_nothing(folder, monkeypatch, text):
+    tokenizer = Tokenizer(folder, tiny_tokenizer.VOCAB_SIZE)
+    whole = tokenizer.encode_at(text)
+    monkeypatch.setattr("mesp_np.checkpoint.tokenizer.BLOCK", 100)
+    blocks = tokenizer.encode_at(text)
+    assert np.array_equal(blocks[0], whole[0]) and np.array_equal(blocks[1], whole[1])
+    assert len(list(_blocks(text))) > 1 or not CUT.search(text, 100)
+
+
+def test_what_belongs_before_a_text_is_told_and_not_added(tmp_path):
     def change(tokenizer):
-        tokenizer.post_processor = TemplateProcessing("<|im_start|> $A", special_tokens=[("<|im_start|>", 257)])
-    assert len(Tokenizer(tiny_tokenizer.write(tmp_path, change), 259).encode("ab")) == 2
+        tokenizer.post_processor = TemplateProcessing("<|im_start|> $A <|im_end|>", special_tokens=[
+            ("<|im_start|>", 257), ("<|im_end|>", 258)])
+    tokenizer = Tokenizer(tiny_tokenizer.write(tmp_path, change), 259)
+    assert len(tokenizer.encode("ab")) == 2 and tokenizer.begin_ids == [257]
+    assert Tokenizer(tiny_tokenizer.write(tmp_path), 259).begin_ids == []
 
 
 def test_ids_beyond_the_model(folder):

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from mesp_np import Engine, RunConfig, __version__, load, plan_step
-from mesp_np.checkpoint import adapter
+from mesp_np.checkpoint import adapter, folder
 from mesp_np.cli import main
-from tests import small
+from tests import small, tiny_tokenizer
 
 KEYS = {"step", "loss", "lr", "grad_norm", "trained_tokens", "live_peak_bytes", "extent_bytes", "seconds"}
 FAST = ["--seq", "32", "--batch-size", "2", "--rank", "2", "--threads", "1", "--sample-tokens", "5"]
@@ -101,6 +101,89 @@ def test_validation_is_a_mean_over_tokens(model, tmp_path):
     assert math.isclose(losses[0], losses[2], rel_tol=1e-5) and math.isclose(losses[1], losses[2], rel_tol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    """A folder with a chat template, in which generation stops at the end of text only."""
+    path = tiny_tokenizer.write(tmp_path_factory.mktemp("chat"), chat_template=tiny_tokenizer.CHATML)
+    config = small.model_config(vocab_size=tiny_tokenizer.VOCAB_SIZE, max_position_embeddings=256)
+    folder.save(path, config, small.weights(config), path)
+    return str(path)
+
+
+def chats(tmp_path, *rows):
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt, "completion": answer}) + "\n" for prompt, answer in rows))
+    return str(path)
+
+
+def test_answers_only(chat_model, tmp_path, capsys):
+    """Each answer of three bytes has four targets; what is said and written agrees, and one row is shown."""
+    data = chats(tmp_path, *[("Hi", "xxx")] * 3)
+    run = tmp_path / "run"
+    assert train(chat_model, data, run, "--iters", "2", "--batch-size", "2", "--seq", "128", "--mask-prompt") == 0
+    assert [line["trained_tokens"] for line in log(run)] == [8, 8]
+    settings = json.loads((run / "config.json").read_text())
+    assert settings["mask_prompt"] is True and settings["packing"] is False and settings["eos"] is True
+    assert settings["prompt"].endswith("user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    out = capsys.readouterr().out
+    assert "2 rows," in out and "3 completion; 0 cut at 128" in out
+    assert "<|im_start|>assistant\n[[xxx" in out and "<|im_end|>]]" in out
+    assert "conversations end a turn with <|im_end|>, but generation stops at <|endoftext|>" in out
+
+
+def test_a_prompt_is_the_users_turn_of_a_conversation(chat_model, tmp_path):
+    data = chats(tmp_path, *[("Hi", "Yo")] * 3)
+    assert train(chat_model, data, tmp_path / "run", "--iters", "1", "--seq", "128", "--prompt", "Why?") == 0
+    prompt = json.loads((tmp_path / "run" / "config.json").read_text())["prompt"]
+    assert prompt.endswith("user\nWhy?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_answers_beyond_the_length_never_reach_the_optimizer(chat_model, tmp_path, capsys):
+    """Rows without a target are skipped and told; a set of nothing else, for training or validation, is an error."""
+    long, fits = ("x" * 100, "yes"), ("x", "yes")
+    flags = "--iters", "2", "--seq", "96", "--mask-prompt"
+    assert train(chat_model, chats(tmp_path, long, fits, fits), tmp_path / "run", *flags) == 0
+    assert "1 skipped, no token to train within 97: " in capsys.readouterr().out
+    assert all(line["trained_tokens"] == 4 and math.isfinite(line["loss"]) for line in log(tmp_path / "run"))
+    assert train(chat_model, chats(tmp_path, long, long), tmp_path / "none", *flags) == 1
+    error = capsys.readouterr().err
+    assert "no row can be trained" in error and "chats.jsonl:1" in error and "chats.jsonl:2" in error
+    for name, rows in (("train", [fits]), ("valid", [long])):
+        (tmp_path / f"{name}.jsonl").write_text(open(chats(tmp_path, *rows)).read())
+    assert train(chat_model, str(tmp_path), tmp_path / "none", *flags) == 1
+    assert "valid.jsonl:1" in capsys.readouterr().err and not (tmp_path / "none").exists()
+
+
+def test_packed_rows_have_the_loss_of_rows_alone(model, tmp_path, capsys):
+    lines = ["a cat", "the cat sat on the mat", "zzzz", "0123456789", "no"]
+    for name in ("train", "valid"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    losses = []
+    for name, flags in (("alone", []), ("packed", ["--packing"])):
+        assert train(model, str(tmp_path), tmp_path / name, "--iters", "2", "--lr", "0.01", *flags) == 0
+        losses.append(json.loads((tmp_path / name / "summary.json").read_text())["valid_loss_before"])
+    assert math.isclose(*losses, rel_tol=1e-6)
+    assert "5 rows packed into 2" in capsys.readouterr().out
+
+
+def test_bad_rows_are_refused_or_told(model, data, tmp_path, capsys):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(open(data).read() + '{"text": 3}\n{"text": "a"} {}\n')
+    assert train(model, str(path), tmp_path / "run", "--iters", "1", "--max-bad-rows", "1") == 1
+    error = capsys.readouterr().err
+    assert "bad.jsonl:25: \"text\" is 3" in error and "bad.jsonl:26: not one JSON object" in error
+    assert not (tmp_path / "run").exists()
+    assert train(model, str(path), tmp_path / "run", "--iters", "1", "--max-bad-rows", "2") == 0
+    assert "2 bad rows skipped: " in capsys.readouterr().out
+
+
+def test_no_eos(model, data, tmp_path, capsys):
+    assert train(model, data, tmp_path / "run", "--iters", "1", "--no-eos") == 0
+    out = capsys.readouterr().out
+    assert "mat]]" in out and "mat<|endoftext|>]]" not in out
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["eos"] is False
+
+
 @pytest.mark.parametrize("method", ["mesp-lean", "store", "mezo"])
 def test_accumulation_over_rows_of_all_lengths(model, tmp_path, method):
     """Windows mix the shapes (B, T) in any order, and all fit in the memory of the largest."""
@@ -151,7 +234,7 @@ def test_two_interrupts_before_the_first_step(model, data, tmp_path, monkeypatch
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(Engine, "loss", interrupted)
+    monkeypatch.setattr(Engine, "evaluate", interrupted)
     assert train(model, data, tmp_path / "run", "--iters", "4") == 130
     assert "interrupted" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -165,6 +248,7 @@ def test_two_interrupts_before_the_first_step(model, data, tmp_path, monkeypatch
     (["--threads", "999"], 2, "cores"), (["--rank", "0"], 2, "--rank"), (["--seed", "-1"], 2, "--seed"),
     (["--data", "/nowhere.jsonl"], 1, "/nowhere.jsonl"), (["--model", "/nowhere"], 1, "/nowhere"),
     (["--adapter", "/nowhere"], 1, "/nowhere"), (["--dtype", "float16"], 2, "float16"),
+    (["--mask-prompt"], 2, "text.jsonl:1 is a text"), (["--max-bad-rows", "-1"], 2, "--max-bad-rows"),
     (["--no-such-flag"], 2, "no-such"), (["--memory-budget", "abc"], 2, "is no size"),
 ], ids=str)
 def test_bad_input_is_one_clear_line(model, data, tmp_path, capsys, flags, code, words):

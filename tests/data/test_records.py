@@ -1,7 +1,8 @@
-"""Files as users have them: the accepted dirt, and every refusal with file, line and reason."""
+"""Files as users have them: the accepted forms and dirt, and every refusal with file, line and reason."""
 
 import codecs
 import json
+import tracemalloc
 
 import pytest
 
@@ -9,10 +10,14 @@ from mesp_np.data import records
 from mesp_np.errors import UserError
 
 
-def rows(tmp_path, content):
-    path = tmp_path / "data.jsonl"
+def read(tmp_path, content, name="data.jsonl"):
+    path = tmp_path / name
     path.write_bytes(content)
-    return [record.content for record in records.read(path)]
+    return [records.parse(where, piece) for where, piece in records.lines(path)]
+
+
+def one(tmp_path, row):
+    return read(tmp_path, json.dumps(row).encode())[0]
 
 
 @pytest.mark.parametrize("content, expected", [
@@ -25,14 +30,15 @@ def rows(tmp_path, content):
     (b'{"text": "a", "id": 3, "meta": {"x": null}}\n', ["a"]),
     ('{"text": "a\u2028b\u2029c\x85d"}\n{"text": "\\u2028"}\n'.encode(), ["a\u2028b\u2029c\x85d", "\u2028"]),
     (b'{"text": "\\ud83c\\udfad\\n\\t"}\n', ["\U0001f3ad\n\t"]),
+    (b"", []), (b"\n\n", []), (codecs.BOM_UTF8, []), (b"  \r\n", []),
 ])
 def test_accepted_rows(tmp_path, content, expected):
-    assert rows(tmp_path, content) == expected
+    assert [record.text for record in read(tmp_path, content)] == expected
 
 
 def test_a_long_line(tmp_path):
     text = "x" * 50_000_000
-    assert rows(tmp_path, json.dumps({"text": text}).encode()) == [text]
+    assert read(tmp_path, json.dumps({"text": text}).encode())[0].text == text
 
 
 GOOD = b'{"text": "a"}\n\n'
@@ -47,52 +53,118 @@ GOOD = b'{"text": "a"}\n\n'
     (b'{"text": NaN}', '"text" is NaN, not a string'),
     (b'{"text": ["a"]}', 'not a string'),
     (b'{"text": "a", "text": "b"}', "a key stands twice among text, text"),
+    (b'{"messages": [{"role": "user", "role": "system"}]}', "a key stands twice among role, role"),
     (b'{"text": "a\tb"}', "Invalid control character at, column 12"),
     (b'{"text": "a', "Unterminated string"),
     (b'{"text": "\xff"}', "not UTF-8 .byte 0xff at 10"),
     (b'{"text": "\\ud800"}', "half of a surrogate pair"),
-    (b'{"messages": []}', 'has no "text", only messages'),
-    (b"{}", 'has no "text", only nothing'),
+    (b'{"messages": [{"role": "user", "content": "\\uD800"}]}', "half of a surrogate pair"),
+    (b'{"txt": "a", "id": 1}', "has only txt, id; give text, messages"),
+    (b"{}", "has only no keys"),
     (b'"a"', "no JSON object"),
     (b"a", "not one JSON object"),
     (b'{"a":' * 100_000, "cannot be read as JSON"),
+    (b'{"prompt": "a"}', "has only prompt"),
+    (b'{"prompt": "a", "completion": null}', '"completion" is null, not a string'),
+    (b'{"prompt": ["a"], "completion": []}', r'prompt\[0\] has no "role"'),
+    (b'{"prompt": [], "completion": "a"}', '"completion" is "a", not a list of messages'),
+    (b'{"messages": "a"}', '"messages" is "a", not a list of messages'),
+    (b'{"messages": [3]}', r'messages\[0\] has no "role"'),
+    (b'{"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "a"}]}',
+     r'messages\[1\]: "role" is "bot"; choose from system, user, assistant, tool'),
+    (b'{"messages": [{"role": ["user"], "content": "a"}]}', '"role" is'),
+    (b'{"messages": [{"role": "user", "content": null}]}', r'messages\[0\]: "content" is null, not a string'),
+    (b'{"messages": [{"role": "user"}]}', '"content" is null, not a string'),
+    (b'{"messages": [{"role": "user", "content": [{"type": "text"}]}]}', "not a string"),
+    (b'{"conversations": [{"from": "nobody", "value": "a"}]}', r'conversations\[0\]: "from" is "nobody"'),
+    (b'{"instruction": "a", "input": 3, "output": "b"}', '"input" is 3, not a string'),
+    (b'{"messages": [], "tools": "{"}', '"tools" is not JSON'),
+    (b'{"messages": [], "tools": ["f"]}', '"tools" is'),
 ])
 def test_refused_rows(tmp_path, line, words):
-    with pytest.raises(UserError, match=words) as raised:
-        rows(tmp_path, GOOD + line + b"\n" + GOOD)
+    (tmp_path / "data.jsonl").write_bytes(GOOD + line + b"\n" + GOOD)
+    pieces = list(records.lines(tmp_path / "data.jsonl"))
+    assert [records.parse(*pieces[i]).text for i in (0, 2)] == ["a", "a"]
+    with pytest.raises(records.BadRow, match=words) as raised:
+        records.parse(*pieces[1])
     assert "data.jsonl:3: " in str(raised.value)
 
 
 def test_utf16(tmp_path):
     with pytest.raises(UserError, match="data.jsonl:1: not UTF-8"):
-        rows(tmp_path, '{"text": "a"}\n'.encode("utf-16"))
+        read(tmp_path, '{"text": "a"}\n'.encode("utf-16"))
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", codecs.BOM_UTF8, b"  \r\n"])
-def test_empty_files(tmp_path, content):
-    for name in ("data.jsonl", "data.txt"):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(UserError, match=f"{name}: is empty"):
-            records.read(tmp_path / name)
+USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+
+
+@pytest.mark.parametrize("row, form, asked, plain", [
+    ({"prompt": "q", "completion": "a"}, "completion", 1, ("q", "a")),
+    ({"prompt": [USER], "completion": [ASSISTANT]}, "completion", 1, None),
+    ({"messages": [USER, ASSISTANT]}, "messages", 0, None),
+    ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, "conversations", 0, None),
+    ({"instruction": "q", "output": "a"}, "instruction", 1, ("### Instruction:\nq\n\n### Response:\n", "a")),
+    ({"instruction": "q", "input": "", "output": "a"}, "instruction", 1,
+     ("### Instruction:\nq\n\n### Response:\n", "a")),
+])
+def test_every_form_is_a_conversation(tmp_path, row, form, asked, plain):
+    record = one(tmp_path, row)
+    assert record.messages == (USER, ASSISTANT)
+    assert (record.form, record.asked, record.plain) == (form, asked, plain)
+
+
+def test_the_form_is_decided_for_each_row_and_in_this_order(tmp_path):
+    row = {"prompt": "p", "completion": "c", "messages": [], "conversations": [], "instruction": "i", "output": "o",
+           "text": "t"}
+    forms = []
+    for gone in ((), ("prompt",), ("messages",), ("conversations",), ("instruction",)):
+        row = {key: value for key, value in row.items() if key not in gone}
+        forms.append(one(tmp_path, row).form)
+    assert forms == ["completion", "messages", "conversations", "instruction", "text"]
+    content = b'{"text": "a"}\n{"messages": []}\n{"text": "b"}\n'
+    assert [record.form for record in read(tmp_path, content)] == ["text", "messages", "text"]
+
+
+def test_sharegpt_roles(tmp_path):
+    names = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+             "tool": "tool", "observation": "tool"}
+    record = one(tmp_path, {"conversations": [{"from": name, "value": "", "weight": 1} for name in names]})
+    assert [message["role"] for message in record.messages] == list(names.values())
+    assert record.messages[0] == {"role": "system", "content": "", "weight": 1}
+
+
+def test_tools_and_calls(tmp_path):
+    tools, call = [{"type": "function"}], {"role": "assistant", "tool_calls": [{"name": "f"}]}
+    for given in (tools, json.dumps(tools)):
+        record = one(tmp_path, {"messages": [call], "tools": given})
+        assert record.tools == tools and record.messages == (call | {"content": None},)
+    assert one(tmp_path, {"messages": [], "tools": None}).tools is None
 
 
 def test_text_file(tmp_path):
-    path = tmp_path / "book.txt"
-    path.write_bytes(codecs.BOM_UTF8 + b"one\r\ntwo\n\nthree")
-    assert records.read(path) == [records.Record("document", "one\ntwo\n\nthree", str(path))]
-    path.write_bytes(b"one \xe9")
-    with pytest.raises(UserError, match="book.txt: not UTF-8 .byte 0xe9 at 4"):
-        records.read(path)
+    record, = read(tmp_path, codecs.BOM_UTF8 + b"one\r\ntwo\n\nthree", "book.txt")
+    assert record == records.Record("document", str(tmp_path / "book.txt"), "one\ntwo\n\nthree")
+    with pytest.raises(records.BadRow, match="book.txt: not UTF-8 .byte 0xe9 at 4"):
+        read(tmp_path, b"one \xe9", "book.txt")
+    assert read(tmp_path, b" \n", "book.txt") == []
+
+
+def test_a_file_is_read_line_by_line(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_bytes((b'{"text": "' + b"x" * 10_000 + b'"}\n') * 1000)
+    tracemalloc.start()
+    count = sum(len(records.parse(where, piece).text) for where, piece in records.lines(path))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count == 10_000_000 and peak < 500_000
 
 
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(UserError, match="none.txt: cannot be read .No such file"):
-        records.read(tmp_path / "none.txt")
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(UserError, match="folder.jsonl: cannot be read .Is a directory"):
-        records.read(tmp_path / "folder.jsonl")
-    with pytest.raises(UserError, match="data.csv: is neither .txt nor .jsonl"):
-        records.read(tmp_path / "data.csv")
+    for name, words in (("none.txt", "cannot be read .No such file"), ("folder.jsonl", "cannot be read .Is a direct"),
+                        ("data.csv", "is neither .txt nor .jsonl")):
+        with pytest.raises(UserError, match=f"{name}: {words}"):
+            list(records.lines(tmp_path / name))
 
 
 def test_folders(tmp_path):
@@ -100,10 +172,10 @@ def test_folders(tmp_path):
         records.find(tmp_path)
     train, valid = tmp_path / "train.txt", tmp_path / "valid.jsonl"
     train.touch()
-    assert records.find(tmp_path) == (train, None)
+    assert records.find(tmp_path) == train and records.find(tmp_path, "valid") is None
     valid.touch()
-    assert records.find(tmp_path) == (train, valid)
-    assert records.find(train) == (train, None)
+    assert records.find(tmp_path, "valid") == valid and records.find(tmp_path, "test") is None
+    assert records.find(train) == train and records.find(train, "valid") is None
     (tmp_path / "train.jsonl").touch()
     with pytest.raises(UserError, match="holds both train.jsonl and train.txt"):
         records.find(tmp_path)

@@ -5,7 +5,7 @@ import pytest
 
 from mesp_np.ops import embedding
 from mesp_np.ops.quant import round_bf16
-from tests import op_checks
+from tests import op_checks, quantised
 
 V, D = 97, 33
 IDS = np.array([0, V - 1, 5, 5, 0, *range(V)], np.int32)
@@ -22,6 +22,14 @@ def test_a_table_stored_in_bf16(team, rng, dtype):
     stored, out = round_bf16(rng.standard_normal((V, D))), np.empty((len(IDS), D), dtype)
     embedding.forward(team, out, IDS, stored)
     op_checks.same_bits(round_bf16(out), stored[IDS])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_table_stored_as_codes(team, rng, dtype, bits):
+    stored = quantised.stored(rng.standard_normal((V, 64)).astype(np.float32), bits)
+    out = np.empty((len(IDS), 64), dtype)
+    embedding.forward(team, out, IDS, stored)
+    op_checks.same_bits(out, quantised.widened({"table": stored}, dtype)["table"][IDS])
 
 
 def test_gradient():

@@ -5,7 +5,7 @@ import pytest
 
 from mesp_np.ops.matmul import COLUMNS, DEPTH, ROWS, multiply
 from mesp_np.ops.quant import round_bf16, widen
-from tests import op_checks
+from tests import op_checks, quantised
 
 SHAPES = [(6, 16, 8), (7, 33, 5), (1, 1, 1), (ROWS + 1, 3, COLUMNS + 1), (2, DEPTH + 1, 130),
           (ROWS, 2 * DEPTH, COLUMNS)]
@@ -38,11 +38,16 @@ def test_transposed_views_and_a_slice_of_the_output(team, rng, dtype):
     assert (np.delete(wide, range(3, 8), 1) == np.delete(before, range(3, 8), 1)).all()
 
 
-@pytest.mark.parametrize("store", [round_bf16, np.float16, np.float32], ids=["bf16", "float16", "float32"])
+def codes(bits, group):
+    return lambda values: quantised.stored(values, bits, group)
+
+
+@pytest.mark.parametrize("store", [round_bf16, np.float16, np.float32, codes(4, 32), codes(4, 64), codes(8, 64)],
+                         ids=["bf16", "float16", "float32", "4 bit", "4 bit, group 64", "8 bit"])
 @pytest.mark.parametrize("transpose", [False, True])
 def test_a_stored_weight_gives_the_bits_of_the_dense_one(team, rng, dtype, store, transpose):
-    """Widening a tile at a time is exact."""
-    stored = store(rng.standard_normal((140, 1100)).astype(np.float32))
+    """Widening a tile at a time is exact; tiles of codes begin and end within groups."""
+    stored = store(rng.standard_normal((140, 1216)).astype(np.float32))
     whole = np.empty(stored.shape, dtype)
     widen(whole, stored)
     if transpose:
