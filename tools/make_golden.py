@@ -28,7 +28,7 @@ saved_tensors.json                what autograd keeps for one decoder layer in f
 
 Two choices make these files fit for tight tolerances:
 - transformers rounds to float32 inside RMSNorm, softmax and RoPE whatever the model's dtype. Here its modelling
-  file sees a `torch` whose float32 is float64 (see Float64Torch), so that every number is float64 all through.
+  file sees a `torch` whose float32 is float64 (float64_torch.py), so that every number is float64 all through.
 - Weights and adapters are exactly representable in bfloat16, so a run in any dtype starts from the same numbers.
 Each gradient tensor is also checked against a central difference at one random element.
 """
@@ -37,10 +37,10 @@ import json
 import pathlib
 import re
 from importlib.metadata import version
-from unittest import mock
 
 import numpy as np
 import torch
+from float64_torch import float64_throughout
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
 from torch.nn.functional import cross_entropy, silu
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -62,15 +62,6 @@ OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01),
 }
 LAYER = {"B": 1, "T": 64, "D": 96, "F": 200, "H": 6, "K": 2, "E": 16, "R": 8}  # sizes of saved_tensors.json
-
-
-class Float64Torch:
-    """`torch`, except that its names for single precision mean float64."""
-
-    float32 = float = torch.float64
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
 
 
 def check_versions():
@@ -322,7 +313,7 @@ def main():
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     for kind in ("tied", "untied"):
-        with mock.patch.object(modeling_qwen2, "torch", Float64Torch()):
+        with float64_throughout(modeling_qwen2):
             lora = make_lora(kind == "tied", args.seed)
             full = make_full(kind == "tied", args.seed, lora)
         write_npz(args.out / f"lora_{kind}.npz", lora, made_by)

@@ -22,10 +22,10 @@ from mesp_np.checkpoint import safetensors_file
 from mesp_np.checkpoint.safetensors_file import PACKED
 from mesp_np.errors import UserError, refuse
 from mesp_np.json_file import read_object
-from mesp_np.ops.quant import FORMS, PARTS, Quantised, part_shapes
+from mesp_np.ops.quant import SCALE_FORMS, Quantised, part_shapes
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-EMBED, HEAD = "model.embed_tokens", "lm_head"
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def read_headers(folder):
@@ -64,7 +64,7 @@ def load(folder, config, headers):
     entries = {name: entry for header in headers.values() for name, entry in header.items()}
     ignored = [name for name in entries if _is_leftover(name, config)]
     needed = {name: entry for name, entry in entries.items() if name not in ignored}
-    forms = {name: _form(name, needed, config) for name in config.weight_shapes()}
+    forms = {name: _form(name, shape, needed, config) for name, shape in config.weight_shapes().items()}
     refuse(folder, _twice(headers) + _problems(needed, config, forms), "the weights do not belong to config.json")
     tensors = {}
     for path, header in headers.items():
@@ -78,18 +78,23 @@ def unpack(weights):
     """Tensor name -> what a file holds of it: a Quantised weight becomes its three tensors."""
     tensors = {}
     for name, stored in weights.items():
-        parts = (stored.codes, stored.scales, stored.biases) if isinstance(stored, Quantised) else (stored,)
-        tensors |= {name.removesuffix(".weight") + part if len(parts) > 1 else name: array
-                    for part, array in zip(PARTS, parts)}
+        if isinstance(stored, Quantised):
+            tensors |= zip(part_names(name), (stored.codes, stored.scales, stored.biases))
+        else:
+            tensors[name] = stored
     return tensors
 
 
-def _form(name, entries, config):
-    """(bits, group) of a matrix stored as codes; None for a plain tensor."""
+def part_names(name):
+    """NAME.weight, NAME.scales and NAME.biases, from the first."""
     module = name.removesuffix(".weight")
-    coded = module + ".scales" in entries or (name in entries and entries[name].dtype == PACKED)
-    matrix = len(config.weight_shapes()[name]) == 2
-    return config.quantization.of(module) if config.quantization and coded and matrix else None
+    return [name, module + ".scales", module + ".biases"]
+
+
+def _form(name, shape, entries, config):
+    """(bits, group) of a matrix stored as codes; None for a plain tensor."""
+    coded = part_names(name)[1] in entries or (name in entries and entries[name].dtype == PACKED)
+    return config.quantization.of(name) if config.quantization and coded and len(shape) == 2 else None
 
 
 def _problems(entries, config, forms):
@@ -102,14 +107,8 @@ def _problems(entries, config, forms):
     for name, shape in config.weight_shapes().items():
         if forms[name] and shape[1] % forms[name][1]:
             problems.append(f"{name} has rows of {shape[1]}, which are no whole groups of {forms[name][1]}")
-        shapes |= _part_shapes(name, shape, forms[name])
+        shapes |= zip(part_names(name), part_shapes(shape, *forms[name])) if forms[name] else {name: shape}
     return problems + safetensors_file.differences(entries, shapes) + _wrong_dtypes(entries, forms)
-
-
-def _part_shapes(name, shape, form):
-    if not form:
-        return {name: shape}
-    return dict(zip([name.removesuffix(".weight") + part for part in PARTS], part_shapes(shape, *form)))
 
 
 def _wrong_dtypes(entries, forms):
@@ -119,17 +118,17 @@ def _wrong_dtypes(entries, forms):
                 f"expected {'U32' if name in coded else 'floats'}"
                 for name, entry in entries.items() if (entry.dtype == PACKED) != (name in coded)]
     for name in coded:
-        scales, biases = (entries.get(name.removesuffix(".weight") + part) for part in PARTS[1:])
-        if scales and biases and (scales.dtype != biases.dtype or scales.dtype not in FORMS):
-            problems.append(f"{name}: scales are {scales.dtype}, biases {biases.dtype}, expected one of f32, f16, bf16")
+        scales, biases = (entries.get(part) for part in part_names(name)[1:])
+        if scales and biases and (scales.dtype != biases.dtype or scales.dtype not in SCALE_FORMS):
+            first, second = (safetensors_file.FORMS[part.dtype] for part in (scales, biases))
+            problems.append(f"{name}: scales are {first}, biases {second}, expected both F32, F16 or BF16")
     return problems
 
 
 def _assemble(name, tensors, form):
     if not form:
         return tensors[name]
-    module = name.removesuffix(".weight")
-    return Quantised(*(tensors[module + part] for part in PARTS), form[0])
+    return Quantised(*(tensors[part] for part in part_names(name)), form[0])
 
 
 def _twice(headers):
@@ -138,14 +137,13 @@ def _twice(headers):
 
 
 def _is_leftover(name, config):
-    head = config.tie_word_embeddings and name in [HEAD + part for part in PARTS]
+    head = config.tie_word_embeddings and name in part_names(HEAD)
     return head or name.endswith(".rotary_emb.inv_freq")
 
 
 def _check_head(folder, tensors, ignored):
     """A head that is stored beside tied embeddings must be the embeddings."""
-    for part in PARTS:
-        name, twin = HEAD + part, EMBED + part
+    for name, twin in zip(part_names(HEAD), part_names(EMBED)):
         if name in ignored and not (twin in tensors and _same_bits(tensors[name], tensors[twin])):
             raise UserError(f"{folder}: {name} differs from {twin}, though config.json ties them",
                             "set tie_word_embeddings to false, or remove the tensor")

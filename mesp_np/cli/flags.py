@@ -24,7 +24,7 @@ RUN_HELP = {
     "rslora": "multiply by alpha / sqrt(rank) instead",
     "dropout": "chance that a number of an adapter's input is left out, in training",
     "targets": "projections that get an adapter, as in q_proj,v_proj",
-    "layers": "layers that get adapters, as in 0,3,20-23; -1 is the last (default: all)",
+    "layers": "layers that get adapters, as in 0,3,20-23 (default: all)",
     "trainable": "adapters, or every weight",
     "loss": "rows[:C], vocab[:C] or full: how much of the logits exists at once",
     "update": "update after the backward, or fused into it",
@@ -57,12 +57,22 @@ def _add_flag(parser, field, text):
     if isinstance(default, bool):
         parser.add_argument(flag, action="store_true", help=text)
         return
-    kind = _numbers if field.name == "layers" else {tuple: _names}.get(type(default), type(default))
+    if field.name == "layers":
+        return _add_layer_flags(parser, text)
+    kind = {tuple: _names}.get(type(default), type(default))
     shown = ",".join(default) if isinstance(default, tuple) else default
     choices = CHOICES.get(field.name)
     suffix = f" (default: {shown})" if shown != "" and field.name != "threads" else ""
     parser.add_argument(flag, type=kind, choices=choices and [c for c in choices if c != "none"], help=text + suffix,
                         metavar=None if choices else field.name.upper().replace("_", "-"))
+
+
+def _add_layer_flags(parser, text):
+    """--layers, and in its place --num-layers as mlx-lm has it, which counts from the end."""
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--layers", type=_numbers, metavar="LAYERS", help=text)
+    either.add_argument("--num-layers", dest="layers", type=_last, metavar="N", help="the last N layers get adapters; "
+                        "-1: all")
 
 
 def given(args, config_class):
@@ -163,14 +173,21 @@ def _names(text):
 
 
 def _numbers(text):
-    """(0, 3, 4, 5) from `0,3-5`; -1 is a number, not a range."""
+    """(0, 3, 4, 5) from `0,3-5`."""
     made = []
     for part in _names(text):
-        match = re.fullmatch(r"(-?[0-9]+)(?:-([0-9]+))?", part)
+        match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part)
         if not match:
             raise argparse.ArgumentTypeError(f"{part!r} is neither a number nor a range; write 0,3,20-23")
         made += range(int(match[1]), int(match[2] or match[1]) + 1)
     return tuple(made)
+
+
+def _last(text):
+    """(-2, -1) from `2`, and () from `-1`."""
+    if not re.fullmatch(r"-1|[1-9][0-9]*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of layers; write 1 or more, or -1 for all")
+    return tuple(range(-max(0, int(text)), 0))
 
 
 def with_method(run, name):

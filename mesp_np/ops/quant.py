@@ -38,8 +38,7 @@ from mesp_np.ops import kernel
 BF16 = np.dtype(np.uint16)
 BITS, GROUPS = (4, 8), (32, 64, 128)
 SMALLEST_SCALE = np.float32(1e-7)
-PARTS = (".weight", ".scales", ".biases")                                   # of a Quantised, by name
-FORMS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, BF16: 2}          # of scales and biases, for kernels
+SCALE_FORMS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, BF16: 2}    # as kernels call them
 
 
 class Quantised:
@@ -122,7 +121,7 @@ def widen(out, stored):
     """out = the numbers that `stored`, an array or Quantised that is not transposed, stands for."""
     if isinstance(stored, Quantised):
         scales, biases = (part.view(f"u{part.itemsize}") for part in (stored.scales, stored.biases))
-        _widen_codes(out, stored.codes.view(np.uint8), scales, biases, FORMS[stored.scales.dtype], stored.bits,
+        _widen_codes(out, stored.codes.view(np.uint8), scales, biases, SCALE_FORMS[stored.scales.dtype], stored.bits,
                      stored.group, stored.columns.start)
     elif stored.dtype == BF16:
         _widen_bf16(out, stored)

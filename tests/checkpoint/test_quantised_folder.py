@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 from mesp_np.checkpoint import folder, safetensors_file, weight_files
-from mesp_np.checkpoint.weight_files import INDEX, WEIGHTS
+from mesp_np.checkpoint.weight_files import INDEX, WEIGHTS, part_names
+from mesp_np.cli import main
+from mesp_np.config import PRESETS
 from mesp_np.errors import UserError
-from mesp_np.ops.quant import PARTS, Quantised, round_bf16
+from mesp_np.ops.quant import Quantised, round_bf16
 from mesp_np.params import phantom_weights
 from tests import op_checks, quantised, small, tiny_tokenizer
 
 Q, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj"
 EMBED, HEAD = "model.embed_tokens", "lm_head"
+HEAD_PARTS = part_names("lm_head.weight")
 
 
 def config_of(tied=True, **changes):
@@ -105,6 +108,16 @@ def test_phantom_codes_have_the_shapes_and_the_bytes_of_the_file(path):
     assert plans[0].ledger.events == plans[1].ledger.events
 
 
+@pytest.mark.parametrize("preset, size", [("qwen2.5-0.5b", 277_996_288), ("qwen2.5-1.5b", 868_547_584),
+                                          ("qwen2.5-3b", 1_736_187_904), ("qwen2.5-7b", 4_284_263_424)])
+def test_published_sizes(tmp_path, preset, size, capsys):
+    """The bytes of the 4-bit folders that people download, planned from a config.json alone."""
+    block = {"bits": 4, "group_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(PRESETS[preset].to_json() | {"quantization": block}))
+    assert main(["plan", "--model", str(tmp_path), "--batch-size", "1", "--seq", "16", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["frozen_weight_bytes"] == size
+
+
 def test_overrides_and_modules_left_plain(tmp_path):
     """The embedding in 8 bits, one projection plain by the file alone, as MLX itself takes both."""
     config = config_of()
@@ -148,7 +161,7 @@ def test_shards_and_odd_byte_offsets(path):
     (lambda t: t.update({Q + ".weight": t[Q + ".weight"][:, :6]}), r"weight has shape \(96, 6\), expected \(96, 12\)"),
     (lambda t: t.update({Q + ".weight": np.zeros((96, 12), np.float32)}), "weight is stored as floats, expected U32"),
     (lambda t: t.update({Q + ".bias": np.zeros(96, np.uint32)}), "q_proj.bias is stored as U32, .*expected floats"),
-    (lambda t: t.update({Q + ".biases": t[Q + ".biases"].astype(np.float32)}), "scales are float16, biases float32"),
+    (lambda t: t.update({Q + ".biases": t[Q + ".biases"].astype(np.float32)}), "scales are F16, biases F32"),
     (lambda t: t.update({Q + ".zeros": np.zeros(3, np.float32)}), f"{Q}.zeros is unexpected"),
 ])
 def test_wrong_parts_are_named(path, change, words):
@@ -187,11 +200,11 @@ def test_a_tied_head_is_the_embedding_and_counted_once(path):
     with small.Engine(loaded.config, loaded.weights, small.run_config()) as engine:
         assert engine.model.params.head is engine.model.params.embed
     def add_head(tensors):
-        tensors |= {HEAD + part: tensors[EMBED + part] for part in PARTS}
+        tensors |= {name: tensors[twin] for name, twin in zip(HEAD_PARTS, part_names(EMBED + ".weight"))}
     rewrite(path, add_head)
     again = folder.load(path)
     same_weights(again.weights, loaded.weights)
-    assert set(again.notes) == {f"{HEAD}{part} is ignored" for part in PARTS}
+    assert set(again.notes) == {f"{name} is ignored" for name in HEAD_PARTS}
     rewrite(path, lambda tensors: tensors.update({HEAD + ".scales": -tensors[HEAD + ".scales"]}))
     with pytest.raises(UserError, match="lm_head.scales differs from model.embed_tokens.scales"):
         folder.load(path)
@@ -199,7 +212,7 @@ def test_a_tied_head_is_the_embedding_and_counted_once(path):
 
 def test_an_untied_head_that_is_missing(tmp_path):
     path = written(tmp_path / "model", quantised.weights(config_of(tied=False)), config_of(tied=False))
-    rewrite(path, lambda tensors: [tensors.pop(HEAD + part) for part in PARTS])
+    rewrite(path, lambda tensors: [tensors.pop(name) for name in HEAD_PARTS])
     with pytest.raises(UserError, match="lm_head.weight is missing"):
         folder.load(path)
 

@@ -1,6 +1,7 @@
-"""Sizes on the command line."""
+"""Sizes and layers on the command line."""
 
 import argparse
+import json
 
 import pytest
 
@@ -21,3 +22,23 @@ def test_no_size(text, capsys):
     with pytest.raises(SystemExit) as exit:
         main(["train", f"--memory-budget={text}"])
     assert exit.value.code == 2 and "is no size; write 96MiB" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("given, layers", [
+    ("--layers 1", {1}), ("--layers 0,2-3", {0, 2, 3}), ("--num-layers 1", {4}), ("--num-layers 2", {3, 4}),
+    ("--num-layers -1", {0, 1, 2, 3, 4}), ("", {0, 1, 2, 3, 4})])
+def test_layers_that_get_adapters(given, layers, capsys):
+    assert main(["plan", "--model", "tiny", "--json", *given.split()]) == 0
+    parameters = json.loads(capsys.readouterr().out)["trainable_parameters"]
+    assert parameters == len(layers) * 8 * (2 * 128 * 2 + 2 * (128 + 32) + 3 * (128 + 352))
+
+
+@pytest.mark.parametrize("given, words", [
+    ("--layers x", "'x' is neither a number nor a range"), ("--num-layers 0", "'0' is no number of layers"),
+    ("--layers 5", "--layers names 5; the model has layers 0 to 4"), ("--layers 1 --num-layers 1", "not allowed with")])
+def test_layers_that_make_no_sense(given, words, capsys):
+    try:
+        code = main(["plan", "--model", "tiny", *given.split()])
+    except SystemExit as exit:
+        code = exit.code
+    assert code == 2 and words in capsys.readouterr().err
