@@ -14,9 +14,9 @@ For a notebook:
 
 __version__ = "0.1.0"
 
+from mesp_np.batch import Batch
 from mesp_np.checkpoint.folder import default_folder, load
 from mesp_np.config import PRESETS, ModelConfig, RunConfig
 from mesp_np.engine import Engine, plan_step
-from mesp_np.model import Batch
 
 __all__ = ["PRESETS", "Batch", "Engine", "ModelConfig", "RunConfig", "default_folder", "load", "plan_step"]

@@ -173,11 +173,14 @@ class RunConfig:
         return self.alpha / (self.rank ** 0.5 if self.rslora else self.rank)
 
     def adapted_layers(self, count):
-        """The indices of the layers with adapters, in a model of `count` layers.  Raises UsageError for others."""
-        wrong = [index for index in self.layers if not -count <= index < count]
+        """The indices of the layers with adapters, in a model of `count` layers; from the back, as many as there are.
+
+        Raises UsageError for layers that it has not.
+        """
+        wrong = [index for index in self.layers if index >= count]
         if wrong:
             raise UsageError(f"--layers names {', '.join(map(str, wrong))}", f"the model has layers 0 to {count - 1}")
-        return frozenset(index % count for index in self.layers or range(count))
+        return frozenset(index % count for index in self.layers or range(count) if index >= -count)
 
     def loss_tile(self):
         """(variant, size): rows and C rows, or vocab and C tokens; full is all rows at once (size 0)."""

@@ -15,8 +15,9 @@ import numpy as np
 
 from mesp_np import methods
 from mesp_np.arena import Arena
+from mesp_np.batch import Batch
 from mesp_np.methods import backprop, mezo
-from mesp_np.model import Batch, Model
+from mesp_np.model import Model
 from mesp_np.ops import matmul
 from mesp_np.ops.fill import fill
 from mesp_np.ops.noise import key

@@ -175,7 +175,10 @@ def generate(source, ids, count, eos_ids=frozenset(), choose=likeliest):
 
 def _continue(source, new, count, eos_ids, choose):
     for _ in range(count):
-        token = choose(source.logits(new))
+        logits = source.logits(new)
+        if not np.isfinite(logits).all():
+            raise UserError("the model's next token is not a number", "its weights, or the adapter's, are damaged")
+        token = choose(logits)
         if token in eos_ids:
             return
         yield token

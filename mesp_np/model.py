@@ -18,56 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from mesp_np.block import Block, Dropout
-from mesp_np.errors import UserError
 from mesp_np.ops import cross_entropy, embedding, linear, rmsnorm, rope, select
 from mesp_np.ops.cross_entropy import IGNORE
 from mesp_np.ops.fill import fill
 from mesp_np.params import put
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Token rows and their targets.
-
-    ids             (B, T) token ids, any kind of integer
-    labels          (B, T) the token that follows each position, -100 where there is no loss
-    starts          (B, T) where in its row the text of each position begins: 0, or more when
-                    several texts are packed into a row, which then do not see each other
-    trained_tokens  positions with a loss
-    """
-
-    ids: np.ndarray
-    labels: np.ndarray
-    starts: np.ndarray
-    trained_tokens: int
-
-    @classmethod
-    def of(cls, ids, labels, starts=None):
-        """From integer arrays of shape (B, T); without `starts` a row is one text."""
-        starts = np.zeros_like(ids) if starts is None else starts
-        return cls(np.asarray(ids), np.asarray(labels), np.asarray(starts), int(np.sum(np.not_equal(labels, IGNORE))))
-
-    @classmethod
-    def phantom(cls, shape):
-        """For planning: a shape (B, T), every position with a loss, and no memory."""
-        zeros = np.broadcast_to(np.int32(0), shape)
-        return cls(zeros, zeros, zeros, shape[0] * shape[1])
-
-    def check(self, vocab_size, seq):
-        """Raise UserError for what no kernel may see: numbers out of their range, rows too long, no target."""
-        labels = self.labels[self.labels != IGNORE]
-        for name, values in (("ids", self.ids), ("labels", labels)):
-            if values.size and not 0 <= values.min() <= values.max() < vocab_size:
-                raise UserError(f"batch: {name} hold {values.min()} to {values.max()}, the model has {vocab_size} "
-                                "tokens", "use the tokenizer that belongs to the model")
-        shapes = {self.ids.shape, self.labels.shape, self.starts.shape}
-        if self.ids.ndim != 2 or len(shapes) > 1 or self.ids.shape[1] > seq:
-            raise UserError(f"batch: ids, labels and starts have shapes {', '.join(map(str, shapes))}",
-                            f"all must be (B, T) with T at most {seq}, the run's seq")
-        if np.any((self.starts < 0) | (self.starts > np.arange(self.ids.shape[1]))):
-            raise UserError("batch: a position stands before the start of its text", "starts[b, t] is at most t")
-        if not labels.size:
-            raise UserError("batch: every label is -100", "leave out rows that predict nothing")
 
 
 @dataclass(frozen=True)

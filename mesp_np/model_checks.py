@@ -8,12 +8,12 @@ tile does not divide.  Adapters are not zero, so no gradient is.
 import numpy as np
 
 from mesp_np.arena import Arena
+from mesp_np.batch import Batch
 from mesp_np.block import Block
 from mesp_np.config import ModelConfig, RunConfig
 from mesp_np.engine import Engine, plan_step
 from mesp_np.gradcheck import check_gradient, equipped_team
 from mesp_np.methods import METHODS
-from mesp_np.model import Batch
 from mesp_np.ops import rope
 from mesp_np.ops.cross_entropy import IGNORE
 from mesp_np.params import build, members, trainable

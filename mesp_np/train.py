@@ -21,7 +21,7 @@ from mesp_np.checkpoint import adapter, folder
 from mesp_np.engine import Engine, plan_loss, plan_step
 from mesp_np.errors import UsageError, UserError
 from mesp_np.evaluate import evaluate
-from mesp_np.generate import generate, generator, memory_needed
+from mesp_np.generate import generate, generator, memory_needed, pieces
 from mesp_np.interrupt import gently
 from mesp_np.json_file import write_object
 from mesp_np.ledger import show_bytes
@@ -151,7 +151,7 @@ class Run:
             return None
         source = generator(engine, len(ids) + self.config.sample_tokens)
         new = generate(source, ids, self.config.sample_tokens, self.checkpoint.eos_ids | {tokenizer.eos_id})
-        return self.config.prompt + tokenizer.decode(list(new))
+        return self.config.prompt + "".join(pieces(new, tokenizer, ids[-1:]))
 
     def _prompt_ids(self):
         return self.prompt_ids if self.config.sample_tokens else []

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from mesp_np.batch import Batch
 from mesp_np.config import ModelConfig, RunConfig
 from mesp_np.engine import Engine, plan_step
-from mesp_np.model import Batch
 
 FOLDER = Path(__file__).parent / "golden"
 

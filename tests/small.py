@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from mesp_np.batch import Batch
 from mesp_np.config import ModelConfig, RunConfig
 from mesp_np.data.rows import Source, Writer
 from mesp_np.engine import Engine, plan_step
-from mesp_np.model import Batch
 from mesp_np.ops.cross_entropy import IGNORE
 from mesp_np.ops.quant import round_bf16
 

@@ -1,13 +1,15 @@
 """What an engine refuses to compute, and windows of batches that differ in shape."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
+from mesp_np.batch import Batch
 from mesp_np.engine import Engine, plan_step
 from mesp_np.errors import UserError
 from mesp_np.methods import METHODS
-from mesp_np.model import Batch
-from tests import small
+from tests import op_checks, small
 
 
 @pytest.mark.parametrize("ids, labels, words", [
@@ -37,3 +39,29 @@ def test_windows_of_mixed_shapes_fit_in_the_largest_plan(method):
         for _ in range(5):
             window = [small.batch(config, *shapes[i], seed=int(i)) for i in rng.integers(0, len(shapes), 4)]
             assert np.isfinite(engine.step(window, rate=1e-3).loss)
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int64, np.uint8, list])
+def test_whole_numbers_of_any_kind_are_the_same_batch(kind):
+    ids, labels = [[1, 2, 3]], [[2, 3, 4]]
+    with small.engine() as engine:
+        expected = engine.evaluate(Batch.of(np.array(ids, np.int32), np.array(labels, np.int32)))
+        cast = (lambda rows: rows) if kind is list else (lambda rows: np.array(rows, kind))
+        assert engine.evaluate(Batch.of(cast(ids), cast(labels))) == expected
+
+
+@pytest.mark.parametrize("ids", [[[1.0, 2.0]], [[1, 1 << 32]], [[True, False]]], ids=str)
+def test_other_numbers_are_refused(ids):
+    with pytest.raises(UserError, match="give whole numbers of 32 bits"):
+        Batch.of(ids, [[1, 2]])
+
+
+def test_checking_a_large_batch_allocates_little():
+    ids = np.ones((4, 8192), np.int32)
+    batch = Batch.of(ids, ids)
+    tracemalloc.start()
+    try:
+        batch.check(83, 8192)
+        assert tracemalloc.get_traced_memory()[1] < op_checks.HIDDEN_BYTES
+    finally:
+        tracemalloc.stop()

@@ -125,3 +125,10 @@ def test_a_character_of_several_tokens_waits(tmp_path):
     text = "né 猫\ufffd!"
     assert list(pieces(tokenizer.encode(text), tokenizer)) == ["n", "é", " ", "猫", "\ufffd!", ""]
     assert list(pieces(tokenizer.encode("猫")[:2], tokenizer)) == ["\ufffd"]     # never whole: shown at the end
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_that_is_not_a_number_is_refused(temperature):
+    with small.engine() as engine, pytest.raises(UserError, match="is not a number"):
+        engine.parameters[0].value[:] = np.nan
+        list(generate(generator(engine, 9), [1, 2], 3, choose=sampler(Sampling(temperature))))

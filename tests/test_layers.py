@@ -59,5 +59,9 @@ def test_nothing_below_the_lowest_adapter_is_kept_or_differentiated(method):
 
 
 def test_a_layer_that_the_model_has_not_is_refused():
-    with pytest.raises(UsageError, match="--layers names 4, -5; the model has layers 0 to 3"):
-        plan_step(CONFIG, small.run_config(layers=(1, 4, -5)))
+    with pytest.raises(UsageError, match="--layers names 4, 7; the model has layers 0 to 3"):
+        plan_step(CONFIG, small.run_config(layers=(1, 4, 7)))
+
+
+def test_more_layers_from_the_back_than_there_are_is_all_of_them():
+    assert small.run_config(layers=tuple(range(-9, 0))).adapted_layers(4) == {0, 1, 2, 3}

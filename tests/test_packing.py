@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from mesp_np.batch import Batch
 from mesp_np.errors import UserError
-from mesp_np.model import Batch
 from mesp_np.ops.cross_entropy import IGNORE
 from tests import small
 

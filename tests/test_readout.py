@@ -12,10 +12,10 @@ from rich.console import Console
 
 from mesp_np import glyphs, readout
 from mesp_np.arena import phantom
+from mesp_np.batch import Batch
 from mesp_np.config import PRESETS, RunConfig
 from mesp_np.engine import Engine
 from mesp_np.ledger import CATEGORIES, Ledger
-from mesp_np.model import Batch
 from mesp_np.params import phantom_weights
 
 SIZES = [(20, 4), (40, 10), (60, 12), (60, 20), (80, 24), (100, 30), (140, 40), (200, 60)]

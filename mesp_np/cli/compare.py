@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from mesp_np.batch import Batch
 from mesp_np.cli import flags
 from mesp_np.compare import compare, describe, theory_cosine
 from mesp_np.config import RunConfig
@@ -20,7 +21,6 @@ from mesp_np.data.encode import Encoder
 from mesp_np.errors import UsageError
 from mesp_np.ledger import CATEGORIES
 from mesp_np.methods import METHODS
-from mesp_np.model import Batch
 
 OWN = {name: text for name, text in flags.RUN_HELP.items() if name not in ("method", "keep", "grad_accumulation")}
 

@@ -95,13 +95,13 @@ def run_config(args, **defaults):
 def _with_adapter(settings, flags, folder):
     """Settings with those of an adapter's folder: its dropout where none is set, the others in any case."""
     found = read_config(folder)
-    own = {name: getattr(found, name) for name in ("rank", "alpha", "targets", "rslora", "layers")}
+    own = {name: getattr(found, name) for name in ("rank", "alpha", "targets", "rslora")}
     clash = [name for name in own if name in flags and _unordered(flags[name]) != _unordered(own[name])]
     if clash:
         raise UsageError(f"--{clash[0]} differs from that of {folder}", "leave it out; the adapter decides")
     if settings.get("trainable") == "full":
         raise UsageError("--adapter cannot go with --trainable full", "leave one of them out")
-    return {"dropout": found.dropout} | settings | own
+    return {"dropout": found.dropout} | settings | own | {"layers": found.layers}    # compared in _check_layers
 
 
 def _unordered(value):
@@ -125,30 +125,36 @@ def checkpoint(args):
     if args.model in PRESETS:
         raise UserError(f"--model {args.model} is a preset without weights", "name a folder, or use `mesp-np plan`")
     found = load(args.model or default_folder())
-    return _beside(found, args.adapter) if getattr(args, "adapter", None) else found
-
-
-def _beside(found, folder):
-    """The Checkpoint, with a note when an adapter was trained on another.  UserError when it cannot belong to it."""
-    config, layers = read_config(folder), found.config.num_hidden_layers
-    if max(config.layers, default=0) >= layers:
-        raise UserError(f"{folder}: adapts layer {max(config.layers)}, the model has layers 0 to {layers - 1}",
-                        "it belongs to another model")
-    warning = config.other_base(hub.name_of(found.folder.resolve()))
+    if not getattr(args, "adapter", None):
+        return found
+    _check_layers(args, found.config.num_hidden_layers)
+    warning = read_config(args.adapter).other_base(hub.name_of(found.folder.resolve()))
     return replace(found, notes=(*found.notes, warning)) if warning else found
 
 
 def config_and_weights(args):
     """(name, ModelConfig, stored arrays or phantoms) of a folder or a preset."""
     if args.model in PRESETS:
-        config = PRESETS[args.model]
-        return args.model, config, phantom_weights(config)
-    folder = hub.find(args.model or default_folder(), weights=False)
-    if any(folder.glob("*.safetensors")):
-        found = load(folder)
-        return str(args.model or folder), found.config, found.weights
-    config = ModelConfig.from_folder(folder)
-    return str(args.model or folder), config, phantom_weights(config)
+        name, config, weights = args.model, PRESETS[args.model], None
+    else:
+        folder = hub.find(args.model or default_folder(), weights=False)
+        found = load(folder) if any(folder.glob("*.safetensors")) else None
+        name, weights = str(args.model or folder), found and found.weights
+        config = found.config if found else ModelConfig.from_folder(folder)
+    if args.adapter:
+        _check_layers(args, config.num_hidden_layers)
+    return name, config, weights or phantom_weights(config)
+
+
+def _check_layers(args, count):
+    """Refuse an --adapter on layers that a model of `count` layers has not, or that --layers says otherwise."""
+    layers = read_config(args.adapter).layers
+    if max(layers, default=0) >= count:
+        raise UserError(f"{args.adapter}: adapts layer {max(layers)}, the model has layers 0 to {count - 1}",
+                        "it belongs to another model")
+    given = getattr(args, "layers", None)
+    if given is not None and RunConfig(layers=given).adapted_layers(count) != frozenset(layers or range(count)):
+        raise UsageError(f"the layers given differ from those of {args.adapter}", "leave them out; the adapter decides")
 
 
 def expect_unused(path, flag):

@@ -6,9 +6,9 @@ Skipped where mlx and mlx-lm are not installed.
 import numpy as np
 import pytest
 
+from mesp_np.batch import Batch
 from mesp_np.checkpoint import folder
 from mesp_np.methods import backprop
-from mesp_np.model import Batch
 from mesp_np.ops.quant import BITS, GROUPS, Quantised, quantise, round_bf16, widen
 from mesp_np.quantize import config_changes, quantised_tensors
 from tests import quantised, small, tiny_tokenizer

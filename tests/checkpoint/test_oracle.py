@@ -6,11 +6,11 @@ Skipped where torch, transformers and peft are not installed.
 import numpy as np
 import pytest
 
+from mesp_np.batch import Batch
 from mesp_np.checkpoint import adapter, folder
 from mesp_np.checkpoint.adapter_config import read_config
 from mesp_np.cli import main
 from mesp_np.methods import backprop
-from mesp_np.model import Batch
 from mesp_np.ops.quant import round_bf16
 from tests import small, tiny_tokenizer
 

@@ -63,9 +63,16 @@ def test_a_given_dropout_wins(peft):
 def test_other_flags_may_repeat_what_it_says_and_nothing_else(peft):
     same = ["--rank", "4", "--alpha", "6", "--targets", "up_proj,q_proj", "--layers", "1"]
     assert run_config("--adapter", peft, *same) == run_config("--adapter", peft)
-    for flag, value in (("--rank", "8"), ("--alpha", "4"), ("--targets", "q_proj"), ("--layers", "0")):
+    for flag, value in (("--rank", "8"), ("--alpha", "4"), ("--targets", "q_proj")):
         with pytest.raises(UsageError, match=f"{flag} differs"):
             run_config("--adapter", peft, flag, value)
+
+
+@pytest.mark.parametrize("given, code", [
+    ("--layers 1", 0), ("--num-layers 1", 0), ("--layers 0", 2), ("--num-layers 2", 2), ("--num-layers -1", 2)])
+def test_layers_may_be_told_in_any_way_that_means_its_own(model, peft, given, code, capsys):
+    assert main(["plan", "--model", model, "--adapter", peft, *given.split()]) == code
+    assert code == 0 or "the layers given differ from those of" in capsys.readouterr().err
 
 
 def test_training_goes_on_from_either_dialect(model, data, peft, mlx, tmp_path):
