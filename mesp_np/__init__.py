@@ -10,13 +10,24 @@ For a notebook:
         result = engine.step([mesp_np.Batch.of(ids, labels)], rate=1e-3)
         gradients = engine.gradients(mesp_np.Batch.of(ids, labels))
         engine.arena.ledger.at_peak()
+
+What is named here is imported when it is first used, so that the command line can start at once.
 """
+
+from importlib import import_module
 
 __version__ = "0.1.0"
 
-from mesp_np.batch import Batch
-from mesp_np.checkpoint.folder import default_folder, load
-from mesp_np.config import PRESETS, ModelConfig, RunConfig
-from mesp_np.engine import Engine, plan_step
+PLACES = {"Batch": "batch", "default_folder": "checkpoint.folder", "load": "checkpoint.folder", "PRESETS": "config",
+          "ModelConfig": "config", "RunConfig": "config", "Engine": "engine", "plan_step": "engine"}
+__all__ = list(PLACES)
 
-__all__ = ["PRESETS", "Batch", "Engine", "ModelConfig", "RunConfig", "default_folder", "load", "plan_step"]
+
+def __getattr__(name):
+    if name not in PLACES:
+        raise AttributeError(f"module mesp_np has no attribute {name!r}")
+    return getattr(import_module(f"mesp_np.{PLACES[name]}"), name)
+
+
+def __dir__():
+    return [*globals(), *PLACES]

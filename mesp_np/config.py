@@ -8,7 +8,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from mesp_np.config_json import DEFAULT_POSITIONS, FAMILIES, Quantization, parse
+from mesp_np.config_json import DEFAULT_POSITIONS, FAMILIES, FLOAT_LIMIT, LARGEST, Quantization, parse
 from mesp_np.errors import UsageError, UserError
 from mesp_np.json_file import read_object
 
@@ -145,17 +145,13 @@ class RunConfig:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(f"--{name} is {getattr(self, name)!r}", f"choose from {', '.join(allowed)}")
-        for name in ("batch_size", "seq", "rank", "grad_accumulation", "probes", "threads"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", "it must be 1 or more")
-        for name in ("seed", "clip", "weight_decay"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", "it must be 0 or more")
-        for name in ("alpha", "mezo_eps", "adam_eps"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", "it must be a positive number")
-        if not 0 <= self.dropout < 1:
-            raise UsageError(f"--dropout is {self.dropout}", "it must be 0 or more, and below 1")
+        self._within(("batch_size", "seq", "rank", "grad_accumulation", "probes", "threads"),
+                     lambda value: 1 <= value < LARGEST, f"1 or more, and below {LARGEST:,}")
+        self._within(("seed", "clip", "weight_decay"),
+                     lambda value: 0 <= value < FLOAT_LIMIT, f"0 or more, and below {FLOAT_LIMIT:g}")
+        self._within(("alpha", "mezo_eps", "adam_eps"),
+                     lambda value: 0 < value < FLOAT_LIMIT, f"a positive number below {FLOAT_LIMIT:g}")
+        self._within(("dropout",), lambda value: 0 <= value < 1, "0 or more, and below 1")
         unknown = [name for name in self.targets if name not in PROJECTIONS]
         if unknown or not self.targets:
             raise UsageError(f"--targets names {', '.join(unknown) or 'nothing'}",
@@ -166,6 +162,11 @@ class RunConfig:
         if self.perturb == "inplace" and self.probes > 1:
             raise UsageError("--perturb inplace cannot go with --probes", "the published scheme uses one probe")
         self.loss_tile()
+
+    def _within(self, names, right, expected):
+        for name in names:
+            if not right(getattr(self, name)):
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", f"it must be {expected}")
 
     @property
     def scale(self):

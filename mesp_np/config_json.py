@@ -19,7 +19,8 @@ from mesp_np.ops.quant import BITS, GROUPS
 
 FAMILIES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}       # q, k and v have biases in the first only
 OFF = ("use_sliding_window", "attention_bias", "mlp_bias")                  # not computed when on
-LARGEST = 1 << 24                # above any size of a model
+LARGEST = 1 << 24                # above any size of a model or a run
+FLOAT_LIMIT = 1e38               # what float32 holds
 DEFAULT_POSITIONS = 32768        # max_position_embeddings decides no number, only how far generation goes
 
 
@@ -41,7 +42,7 @@ class Quantization:
 
 def parse(raw, where):
     """Field of ModelConfig -> value.  Raises UserError listing every problem of the object `raw`."""
-    keys = _Keys(raw)
+    keys = Keys(raw)
     family = keys.one_of("model_type", FAMILIES)
     keys.one_of("hidden_act", ("silu",), "silu")
     for key in OFF:
@@ -57,7 +58,7 @@ def parse(raw, where):
     return fields
 
 
-class _Keys:
+class Keys:
     """An object's keys, null taken as absent; what is wrong with them is collected, each mistake once."""
 
     def __init__(self, raw):
@@ -83,8 +84,8 @@ class _Keys:
         return value
 
     def positive(self, key, value):
-        if type(value) not in (int, float) or not 0 < value < 1e38:          # what float32 holds
-            return self.wrong(key, value, "a positive number")
+        if type(value) not in (int, float) or not 0 < value < FLOAT_LIMIT:
+            return self.wrong(key, value, f"a positive number below {FLOAT_LIMIT:g}")
         return float(value)
 
 

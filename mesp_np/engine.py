@@ -72,6 +72,7 @@ class Engine:
         """One update from a window of batches (gradient accumulation); returns a StepResult.
 
         The loss is the mean over all trained tokens of the window, whatever batch they are in.
+        Where the norm is not finite nothing moves.
         Raises UserError for a batch that does not fit the model.  An engine whose step raised
         anything else (ArenaFull, an interrupt) is spent: its arena is as it was then.
         """

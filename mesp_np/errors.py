@@ -6,12 +6,12 @@ LISTED = 12
 class UserError(Exception):
     """Something the user can mend: one line that names the file, tensor or flag, and what to try.
 
-    `code` is the exit code of the command line: 1 for a failure, 2 for bad usage.
+    `code` is the exit code of the command line: 1 for a failure, 2 for bad usage.  `message` is without the hint.
     """
 
     def __init__(self, message, hint="", code=1):
         super().__init__(f"{message}; {hint}" if hint else message)
-        self.code = code
+        self.message, self.code = message, code
 
 
 class UsageError(UserError):

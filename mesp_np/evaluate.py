@@ -5,9 +5,11 @@
     token_accuracy  part of those tokens that were the likeliest
 """
 
+import math
 from dataclasses import asdict, dataclass
 
 from mesp_np.engine import plan_loss
+from mesp_np.errors import UserError
 from mesp_np.readout import perplexity
 
 
@@ -25,14 +27,17 @@ class Evaluation:
 
 
 def evaluate(engine, batches):
-    """Evaluation of an engine's model on a sequence of batches."""
+    """Evaluation of an engine's model on an iterable of batches.  Raises UserError when its loss is no number."""
     loss, hits, tokens = 0.0, 0, 0
     for batch in batches:
         batch_loss, batch_hits = engine.evaluate(batch)
         loss, hits, tokens = loss + batch_loss, hits + batch_hits, tokens + batch.trained_tokens
+    if not math.isfinite(loss):
+        raise UserError(f"the loss is not a number ({loss})", "the model's weights, or the adapter's, are damaged; if "
+                        "they were trained just now, try a smaller --lr")
     return Evaluation(loss / tokens, hits / tokens, tokens)
 
 
 def memory_needed(config, run, batches, weights):
-    """Extent in bytes of an engine that evaluates these batches."""
-    return max(plan_loss(config, run, shape, weights) for shape in {batch.ids.shape for batch in batches})
+    """Extent in bytes of an engine that evaluates the batches of an InOrder."""
+    return max(plan_loss(config, run, shape, weights) for shape in batches.shapes())

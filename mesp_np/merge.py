@@ -70,26 +70,36 @@ class Merged:
         self.nbytes = math.prod(self.shape) * self.dtype.itemsize
 
     def __getitem__(self, rows):
-        stored = self.weight.value[rows]
-        values = np.empty(stored.shape, np.float32)
-        widen(values, stored)
-        if self.lora is None:
-            return self._narrow(values)
-        change = np.float32(self.lora.scale) * (self.lora.B.value[rows] @ self.lora.A.value)
-        values += change
-        rounded = self._narrow(values)
-        kept = np.empty_like(values)
-        widen(kept, rounded)
-        self.rounding.add(change, values - kept)
+        values = _dense(self.weight.value[rows])
+        with np.errstate(over="ignore", invalid="ignore"):                      # told below
+            change = self._change(rows)
+            values += change
+            rounded = round_bf16(values) if self.dtype == BF16 else values.astype(self.dtype)
+        kept = _dense(rounded)
+        if not np.isfinite(kept).all():
+            raise UserError(f"{self.weight.name}: not all of its values would be finite numbers in {self._form}",
+                            "the adapter or the model is damaged, or alpha is too large; a float16 model's values end "
+                            "at 65,504")
+        if self.lora is not None:
+            self.rounding.add(change, values - kept)
         return rounded
 
-    def _narrow(self, values):
-        with np.errstate(over="ignore"):                      # told below
-            rounded = round_bf16(values) if self.dtype == BF16 else values.astype(self.dtype)
-        if self.dtype == np.float16 and np.isinf(rounded).any():
-            raise UserError(f"{self.weight.name}: with the adapter its values are too large for float16",
-                            "merge into a bf16 or f32 model")
-        return rounded
+    def _change(self, rows):
+        """What the adapter adds to these rows."""
+        if self.lora is None:
+            return np.float32(0)
+        return np.float32(self.lora.scale) * (self.lora.B.value[rows] @ self.lora.A.value)
+
+    @property
+    def _form(self):
+        return "bfloat16" if self.dtype == BF16 else self.dtype.name
+
+
+def _dense(stored):
+    """The values of a stored matrix (rows, in) in float32."""
+    values = np.empty(stored.shape, np.float32)
+    widen(values, stored)
+    return values
 
 
 def merged_weights(engine, weights):

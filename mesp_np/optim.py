@@ -2,8 +2,6 @@
 
 import math
 
-import numpy as np
-
 from mesp_np.ops import optim_steps
 from mesp_np.ops.fill import fill
 
@@ -33,8 +31,14 @@ class Optimizer:
 
 
 def clip_factor(squares, limit):
-    """The factor on gradients that brings a global norm of sqrt(squares[0]) down to `limit` (0: no limit)."""
-    return float(np.minimum(1.0, limit / (np.sqrt(squares[0]) + 1e-6))) if limit else 1.0
+    """The factor on gradients that brings a global norm of sqrt(squares[0]) down to `limit` (0: no limit).
+
+    NaN when the norm is not finite: the step must not move anything.
+    """
+    norm = math.sqrt(squares[0])
+    if not math.isfinite(norm):
+        return math.nan
+    return min(1.0, limit / (norm + 1e-6)) if limit else 1.0
 
 
 SCHEDULES = {                           # what is left of the peak when a part `done` of the steps is behind

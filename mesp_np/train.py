@@ -5,59 +5,37 @@
     RUN_DIR/summary.json   validation and sample before and after
     RUN_DIR/adapter/       the adapter in PEFT's format (model/, in float32, when every weight is trained)
 
-Every shape of batch that will occur is planned before the first step, so the arena is as
+Every shape of batch that can occur is planned before the first step, so the arena is as
 large as the largest needs, and a budget that is too small is refused before any work.
 """
 
-import json
 import math
 import time
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from pathlib import Path
+
+import numpy as np
 
 from mesp_np import __version__
 from mesp_np.checkpoint import adapter, folder
+from mesp_np.checkpoint.atomic import new_file, reported
 from mesp_np.engine import Engine, plan_loss, plan_step
-from mesp_np.errors import UsageError, UserError
+from mesp_np.errors import UserError
 from mesp_np.evaluate import evaluate
 from mesp_np.generate import generate, generator, memory_needed, pieces
 from mesp_np.interrupt import gently
-from mesp_np.json_file import write_object
+from mesp_np.json_file import dumps, object_bytes
 from mesp_np.ledger import show_bytes
-from mesp_np.optim import SCHEDULES, learning_rate
+from mesp_np.optim import learning_rate
 from mesp_np.readout import perplexity
 
+LARGEST = float(np.finfo(np.float32).max)
+DIVERGED = "nothing was saved from there on; try a smaller --lr or --clip 1"
 
-@dataclass(frozen=True)
-class TrainConfig:
-    """What the loop does around the steps."""
 
-    iters: int = 0                   # steps; 0: as many as `epochs` are
-    epochs: float = 0.0              # passes over the rows; 0: iters decides
-    lr: float = 1e-3
-    schedule: str = "cosine"         # or constant, linear
-    warmup: int = 10
-    eval_every: int = 50             # steps between validations; 0: only before and after
-    save_every: int = 0              # steps between saved adapters; 0: only at the end
-    prompt: str = ""                 # text to continue before and after; "": none
-    sample_tokens: int = 80
-    memory_budget: int = 0           # bytes; 0: none
-
-    def __post_init__(self):
-        if self.schedule not in SCHEDULES:
-            raise UsageError(f"--schedule is {self.schedule!r}", f"choose from {', '.join(SCHEDULES)}")
-        if not 0 < self.lr < math.inf:
-            raise UsageError(f"--lr is {self.lr}", "it must be a positive number")
-        for name in ("iters", "epochs", "warmup", "eval_every", "save_every", "sample_tokens", "memory_budget"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", "it must be 0 or more")
-        if bool(self.iters) == bool(self.epochs):
-            raise UsageError("give either --iters or --epochs", "one decides how long the run is")
-
-    def steps(self, per_epoch):
-        """Steps in the run, when an epoch has so many."""
-        return self.iters or max(1, math.ceil(self.epochs * per_epoch))
+class Stopped(Exception):
+    """Ctrl-C, within what can be left out."""
 
 
 class Run:
@@ -65,7 +43,7 @@ class Run:
 
     checkpoint  checkpoint.folder.Checkpoint
     train       data.batches.Batches
-    valid       sequence of Batch, perhaps empty
+    valid       data.batches.InOrder, perhaps empty
     run_dir     folder that does not exist yet, or is empty
     adapter     folder of the adapter to start from, or None
     origin      what else config.json is to say, such as where the data came from
@@ -93,29 +71,42 @@ class Run:
             self.readout.begin(engine, self.steps, self.config.memory_budget)
             with self.readout.compiling():
                 summary = self._judge(engine, "before")
-            with open(self.run_dir / "log.jsonl", "w", encoding="utf-8") as log:
-                self._loop(engine, log)
+            if self.stopping:
+                raise KeyboardInterrupt                    # nothing is trained yet
+            self._loop(engine)
             self._save(engine)
             summary |= self._judge(engine, "after") | {"steps": engine.steps, "interrupted": self.stopping}
-            write_object(self.run_dir / "summary.json", summary)
+            self._write("summary.json", summary)
         return summary
 
     def _engine(self, capacity):
         return Engine(self.checkpoint.config, self.checkpoint.weights, self.run, capacity)
 
-    def _loop(self, engine, log):
+    def _loop(self, engine):
         every, save_every = self.config.eval_every, self.config.save_every
         for step in range(1, self.steps + 1):
             with self.readout.compiling() if step == 1 else nullcontext():
                 record = self._step(engine, step)
             if every and step % every == 0 and step < self.steps:
-                record |= self._validate(engine)
-            log.write(json.dumps(record) + "\n")
-            log.flush()
+                with suppress(Stopped):
+                    record |= self._validate(engine)
+            self._log(engine, record)
             if self.stopping:
                 return
             if save_every and step % save_every == 0:
                 self._save(engine)
+
+    def _log(self, engine, record):
+        """Append a line.  When that fails, the run ends, and what it has trained is saved if that can be."""
+        path = self.run_dir / "log.jsonl"
+        try:
+            with reported(path, "its last line may be cut off"), open(path, "a", encoding="utf-8") as log:
+                log.write(dumps(record) + "\n")
+        except UserError:
+            with suppress(UserError):
+                self._save(engine)
+                self.readout.message(f"saved after step {engine.steps}")
+            raise
 
     def _step(self, engine, step):
         began, k = time.perf_counter(), self.run.grad_accumulation
@@ -123,7 +114,7 @@ class Run:
         result = engine.step([self.train.batch((step - 1) * k + i) for i in range(k)], rate)
         if not math.isfinite(result.loss + result.grad_norm):
             raise UserError(f"step {step}: loss is {result.loss}, gradient norm {result.grad_norm}",
-                            "nothing was saved after it; try a smaller --lr or --clip 1")
+                            DIVERGED)
         record = {"step": step, "loss": result.loss, "lr": rate, "grad_norm": result.grad_norm,
                   "trained_tokens": result.trained_tokens, "live_peak_bytes": engine.arena.ledger.live_peak,
                   "extent_bytes": engine.arena.extent, "seconds": time.perf_counter() - began}
@@ -131,44 +122,75 @@ class Run:
         return record
 
     def _validate(self, engine):
-        """Mean loss per token on the validation rows, and its perplexity; nothing without such rows."""
+        """Mean loss per token on the validation rows, and its perplexity; nothing without such rows.
+
+        Raises Stopped, or UserError when the loss is not a number.
+        """
         if not self.valid:
             return {}
-        loss = evaluate(engine, self.valid).loss
+        loss = evaluate(engine, self._unless_stopped(self.valid)).loss
         found = {"valid_loss": loss, "valid_perplexity": perplexity(loss)}
         self.readout.evaluation({"step": engine.steps} | found)
         return found
 
     def _judge(self, engine, when):
-        """Validation and sample, named for the summary."""
-        found = {"valid_loss": None, "valid_perplexity": None} | self._validate(engine)
-        return {f"{name}_{when}": value for name, value in found.items()} | {f"sample_{when}": self._sample(engine)}
+        """Validation and sample, named for the summary; None where Ctrl-C came first."""
+        found = dict.fromkeys(("valid_loss", "valid_perplexity", "sample"))
+        with suppress(Stopped):
+            found |= self._validate(engine)
+            found["sample"] = self._sample(engine)
+        return {f"{name}_{when}": value for name, value in found.items()}
 
     def _sample(self, engine):
-        """The likeliest continuation of the prompt, or None."""
+        """The likeliest continuation of the prompt, or None.  Raises Stopped."""
         tokenizer, ids = self.checkpoint.tokenizer, self._prompt_ids()
         if not ids:
             return None
         source = generator(engine, len(ids) + self.config.sample_tokens)
         new = generate(source, ids, self.config.sample_tokens, self.checkpoint.eos_ids | {tokenizer.eos_id})
-        return self.config.prompt + "".join(pieces(new, tokenizer, ids[-1:]))
+        return self.config.prompt + "".join(pieces(self._unless_stopped(new), tokenizer, ids[-1:]))
 
     def _prompt_ids(self):
         return self.prompt_ids if self.config.sample_tokens else []
 
+    def _unless_stopped(self, items):
+        """Each of the items; from Ctrl-C on Stopped is raised in place of the next."""
+        items = iter(items)
+        while not self.stopping:
+            try:
+                yield next(items)
+            except StopIteration:
+                return
+        raise Stopped
+
     def _save(self, engine):
+        self._refuse_diverged(engine)
         if self.run.trainable == "full":
             weights = {p.name: p.value for p in engine.parameters}
             folder.save(self.run_dir / "model", engine.config, weights, self.checkpoint.folder, dtype="f32")
         else:
             adapter.save(self.run_dir / "adapter", engine.parameters, self.run, self.checkpoint.name)
 
+    def _refuse_diverged(self, engine):
+        """Raise UserError when a trained number does not fit float32, or the last batch has no finite loss now."""
+        for p in engine.parameters:
+            if not -LARGEST <= p.value.min() <= p.value.max() <= LARGEST:              # nor when one is NaN
+                raise UserError(f"step {engine.steps}: not all of {p.name} is finite after it", DIVERGED)
+        loss = engine.loss(self.train.batch(engine.steps * self.run.grad_accumulation - 1))
+        if not math.isfinite(loss):
+            raise UserError(f"step {engine.steps}: loss is {loss} after it", DIVERGED)
+
+    def _write(self, name, value):
+        with new_file(self.run_dir / name) as file:
+            file.write(object_bytes(value))
+
     def _plan(self):
         """Extent in bytes that every batch of the run fits in.  Raises UserError when it is beyond the budget."""
         config, weights, budget = self.checkpoint.config, self.checkpoint.weights, self.config.memory_budget
-        shapes = self.train.shapes(range(self.steps * self.run.grad_accumulation))
+        count = self.steps * self.run.grad_accumulation
+        shapes = set(self.train.shapes(range(count)) if count <= self.train.per_epoch else self.train.possible_shapes())
         extents = [plan_step(config, self.run, shape, weights).extent_bytes for shape in shapes]
-        extents += [plan_loss(config, self.run, shape, weights) for shape in {batch.ids.shape for batch in self.valid}]
+        extents += [plan_loss(config, self.run, shape, weights) for shape in shapes | self.valid.shapes()]
         with self._engine(None) as phantom:
             ids = self._prompt_ids()
             sampling = memory_needed(phantom, len(ids) + self.config.sample_tokens) if ids else 0
@@ -180,9 +202,8 @@ class Run:
 
     @contextmanager
     def _new_run_dir(self):
-        """The run's folder with its config.json; removed again when the run fails before its first step is logged."""
+        """The run's folder with its config.json; removed again when the run fails with nothing logged or saved."""
         made = [path for path in (self.run_dir, *self.run_dir.parents) if not path.exists()]
-        log = self.run_dir / "log.jsonl"
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             if any(self.run_dir.iterdir()):
@@ -191,13 +212,13 @@ class Run:
             raise UserError(f"{self.run_dir}: cannot be made ({error.strerror})", "name another --run-dir") from None
         settings = asdict(self.run) | asdict(self.config) | self.origin
         try:
-            write_object(self.run_dir / "config.json", settings | {
-                "model": str(self.checkpoint.folder), "adapter": self.adapter, "steps": self.steps,
-                "version": __version__})
+            self._write("config.json", settings | {"model": str(self.checkpoint.folder), "adapter": self.adapter,
+                                                   "steps": self.steps, "version": __version__})
             yield
         except BaseException:
-            if not log.exists() or not log.stat().st_size:
-                for path in self.run_dir.iterdir():
+            found = list(self.run_dir.iterdir())
+            if not any(path.is_dir() or path.name == "log.jsonl" and path.stat().st_size for path in found):
+                for path in found:
                     path.unlink()
                 for folder_made in made:
                     folder_made.rmdir()
@@ -205,4 +226,4 @@ class Run:
 
     def _stop(self):
         self.stopping = True
-        self.readout.message("stopping after this step; Ctrl-C again stops at once")
+        self.readout.message("stopping and saving; Ctrl-C again stops at once")

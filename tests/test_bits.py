@@ -79,6 +79,8 @@ def test_accumulation_is_the_whole_batch():
     for row, count in enumerate((2, 9, 4, 30)):
         whole.labels[row, count:] = -100
     results = []
+    with small.engine(config, stored="float64", dtype="float64", batch_size=1, seq=31) as engine:
+        rows = [engine.loss(type(whole).of(whole.ids[i:i + 1], whole.labels[i:i + 1])) for i in range(4)]
     for size in (4, 2, 1):
         parts = [type(whole).of(whole.ids[i:i + size], whole.labels[i:i + size]) for i in range(0, 4, size)]
         with small.engine(config, stored="float64", dtype="float64", batch_size=size, seq=31,
@@ -88,3 +90,5 @@ def test_accumulation_is_the_whole_batch():
     for other in results[1:]:
         for ours, theirs in zip(results[0], other, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-14)
+    assert results[0][0] == pytest.approx(np.average(rows, weights=(2, 9, 4, 30)), rel=1e-12)
+    assert results[0][0] != pytest.approx(np.mean(rows), rel=1e-3)

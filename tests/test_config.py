@@ -9,7 +9,9 @@ import pytest
 
 from mesp_np.config import PRESETS, ModelConfig, RunConfig
 from mesp_np.config_json import Quantization
+from mesp_np.engine import Engine, plan_setup
 from mesp_np.errors import UsageError, UserError
+from mesp_np.generate import generator
 from tests import small
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -135,6 +137,34 @@ def test_all_problems_are_told_together():
 ], ids=str)
 def test_what_loads(changes, theta):
     assert ModelConfig.from_json(V4 | changes).rope_theta == theta
+
+
+TINY = small.model_config(rope_theta=1e6).to_json()
+TEXT = list(range(20, 30))
+
+
+def logits(ids=TEXT, without=(), **changes):
+    """What the small model computes after these ids, as bytes, when its config.json is changed."""
+    raw = {key: value for key, value in TINY.items() if key not in without} | changes
+    config, run = ModelConfig.from_json(raw), small.run_config(trainable="none")
+    weights = small.weights(config)
+    with Engine(config, weights, run, plan_setup(config, run, weights)) as engine:
+        return generator(engine, len(ids)).logits(ids).tobytes()
+
+
+def test_every_layout_of_the_rope_base_gives_the_same_logits():
+    """At the top, in rope_parameters, and beside an empty rope_scaling; another base, wherever it is, gives others."""
+    inside = {"rope_theta": 1e6, "rope_type": "default"}
+    assert logits(rope_scaling=None) == logits(without=["rope_theta"], rope_parameters=inside) == logits()
+    others = logits(rope_theta=10000), logits(without=["rope_theta"], rope_parameters=inside | {"rope_theta": 10000})
+    assert others[0] == others[1] != logits()
+
+
+def test_a_window_that_is_not_in_use_changes_no_bit():
+    """In two layers, windows of four reach back six tokens; the last of ten sees the first."""
+    window = dict(sliding_window=4, use_sliding_window=False, max_window_layers=70)
+    assert logits(**window) == logits(without=["use_sliding_window", "sliding_window", "max_window_layers"])
+    assert logits([5, *TEXT[1:]], **window) != logits(**window)
 
 
 def test_llama_has_no_biases_and_the_same_layers():

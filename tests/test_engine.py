@@ -65,3 +65,24 @@ def test_checking_a_large_batch_allocates_little():
         assert tracemalloc.get_traced_memory()[1] < op_checks.HIDDEN_BYTES
     finally:
         tracemalloc.stop()
+
+
+def undeclared(engine):
+    """Names of arrays whose dtype is neither the run's nor that of ids and of sums."""
+    declared = {"ids": "int32", "labels": "int32", "starts": "int32", "rows": "int32", "targets": "int32",
+                "hits": "int32", "loss": "float64", "squares": "float64"}
+    events = engine.setup_events + engine.arena.ledger.events
+    return {event.name for event in events if event.dtype != declared.get(event.name, engine.run.dtype)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("changes", [dict(), dict(trainable="full", loss="vocab:10"), dict(dtype="float64")], ids=str)
+def test_every_array_of_every_phase_has_the_dtype_of_the_run(method, changes):
+    with small.engine(stored="bf16", method=method, optimizer="adamw", clip=1.0, dropout=0.1, **changes) as engine:
+        engine.step([small.batch(engine.config, 3, 13)], rate=0.1)
+        stages = {event.stage for event in engine.arena.ledger.events}
+        assert stages == {"forward", "loss", "update"} | ({"backward"} if method != "mezo" else set())
+        assert undeclared(engine) == set()
+        other = "float32" if engine.run.dtype == "float64" else "float64"
+        with engine.arena.temp("stray", (3,), other):
+            assert undeclared(engine) == {"stray"}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mesp_np.errors import UserError
+from mesp_np.generate import generator
 from mesp_np.merge import Rounding, merged_weights
 from mesp_np.ops.quant import BF16, Quantised, quantise, round_bf16, widen
 from tests import small
@@ -34,10 +35,24 @@ def loss(config, weights, **changes):
         return engine.loss(small.batch(config, 1, 13))
 
 
+def logits(engine):
+    return np.array(generator(engine, 13).logits(list(range(20, 33))))
+
+
 def dense(stored):
     out = np.empty(stored.shape, np.float32)
     widen(out, stored)
     return out
+
+
+def coded(weights):
+    """Every matrix as codes of 8 bits with scales in bfloat16."""
+    made = dict(weights)
+    for name, array in weights.items():
+        if array.ndim == 2:
+            codes, scales, biases = quantise(array, 8, 32)
+            made[name] = Quantised(codes, round_bf16(scales), round_bf16(biases), 8)
+    return made
 
 
 @pytest.mark.parametrize("changes", [{}, {"rslora": True, "targets": ("q_proj", "down_proj")}, {"layers": (-1,)}])
@@ -64,6 +79,18 @@ def test_the_scale_is_applied_once():
         change = lora.B.value.astype(np.float64) @ lora.A.value
     for scale, right in ((6.0 / 4, True), ((6.0 / 4) ** 2, False), (1.0, False)):
         assert (np.abs(weights[QUERY] + scale * change - merged).max() < 1e-6) == right
+
+
+def test_logits_merged_in_float32_are_those_of_the_adapter():
+    """Every one of them to a hundred-thousandth; with twice the scale they are far off."""
+    config = small.model_config()
+    weights = small.weights(config)
+    with adapted(config, weights) as engine, adapted(config, weights, alpha=12.0) as louder:
+        expected, other = logits(engine), logits(louder)
+        merged = written(merged_weights(engine, weights)[0])
+    with adapted(config, merged, trainable="none") as engine:
+        np.testing.assert_allclose(logits(engine), expected, rtol=1e-5, atol=1e-5)
+        assert np.abs(logits(engine) - other).max() > 0.1
 
 
 @pytest.mark.parametrize("stored", ["bf16", "f16"])
@@ -95,11 +122,7 @@ def test_what_rounding_loses():
 
 def test_a_quantised_base_becomes_dense_in_the_form_of_its_scales():
     config = small.model_config(hidden_size=64, intermediate_size=64, num_attention_heads=8)
-    weights = small.weights(config)
-    for name, array in weights.items():
-        if array.ndim == 2:
-            codes, scales, biases = quantise(array, 8, 32)
-            weights[name] = Quantised(codes, round_bf16(scales), round_bf16(biases), 8)
+    weights = coded(small.weights(config))
     with adapted(config, weights) as engine:
         expected = engine.loss(small.batch(config, 1, 13))
         merged, rounding = merged_weights(engine, weights)
@@ -115,9 +138,36 @@ def test_a_quantised_base_becomes_dense_in_the_form_of_its_scales():
 def test_a_sum_beyond_float16_is_refused():
     config = small.model_config()
     weights = {name: array.astype(np.float16) for name, array in small.weights(config).items()}
+    expect_refusal(config, weights, "float16", 1e6)
+
+
+def expect_refusal(config, weights, form, number):
+    """Of the one weight with this number in its adapter, and of no other."""
     with adapted(config, weights) as engine:
-        engine.model.params.layers[0].linear["q"].lora.B.value[3] = 1e6
+        lora = engine.model.params.layers[0].linear["q"].lora
+        lora.A.value[1, :] = 2
+        lora.B.value[3, 1] = number
         merged, _ = merged_weights(engine, weights)
-        merged["model.layers.1.self_attn.q_proj.weight"][:]
-        with pytest.raises(UserError, match=QUERY):
+        written({name: weight for name, weight in merged.items() if name != QUERY})
+        with pytest.raises(UserError, match=f"{QUERY}: not all of its values would be finite numbers in {form}"):
             merged[QUERY][:]
+
+
+@pytest.mark.parametrize("stored, form", [("bf16", "bfloat16"), ("f16", "float16"), ("f32", "float32"),
+                                          ("codes", "bfloat16")])
+@pytest.mark.parametrize("number", [np.nan, -np.inf, 3e38])
+def test_what_is_not_finite_is_refused_in_every_form(stored, form, number):
+    """3e38 is finite in the adapter and too much once it is multiplied by the scale and A."""
+    config = small.model_config(hidden_size=64, intermediate_size=64, num_attention_heads=8)
+    weights = coded(small.weights(config)) if stored == "codes" else {
+        name: {"bf16": round_bf16, "f16": np.float16, "f32": np.float32}[stored](array)
+        for name, array in small.weights(config).items()}
+    expect_refusal(config, weights, form, number)
+
+
+def test_a_damaged_base_is_refused():
+    config = small.model_config()
+    weights = small.weights(config)
+    weights[QUERY] = weights[QUERY].copy()
+    weights[QUERY][3, 1] = np.inf
+    expect_refusal(config, weights, "float32", 0.1)

@@ -43,6 +43,30 @@ def test_clip_factor(norm, limit, clipped):
     assert factor == 1 or norm > limit > 0
 
 
+def test_a_norm_that_is_not_finite_has_no_factor():
+    """Not even where there is no limit, or where infinity would be clipped to nothing."""
+    for squares, limit in ((math.nan, 0.0), (math.nan, 2.0), (math.inf, 0.0), (math.inf, 2.0)):
+        assert math.isnan(clip_factor(np.array([squares]), limit))
+
+
+@pytest.mark.parametrize("changes", [dict(), dict(optimizer="adamw", clip=1.0), dict(update="fused"),
+                                     dict(method="mezo"), dict(method="mezo", optimizer="adamw")], ids=str)
+def test_a_step_whose_gradient_is_not_finite_moves_nothing(changes):
+    """One NaN among the frozen weights: parameters and moments keep their bits; without it they move."""
+    config, batch = small.model_config(), small.batch(small.model_config(), 3, 13)
+    for broken in (False, True):
+        with small.engine(config, **changes) as engine:
+            moments = [moment for pair in engine.optimizer.moments.values() for moment in pair]
+            state = [p.value for p in engine.parameters] + moments
+            engine.step([batch], rate=0.01)
+            before = [array.tobytes() for array in state]
+            if broken:
+                engine.model.params.layers[1].linear["up"].weight.value[3, 5] = np.nan
+            result = engine.step([batch], rate=0.01)
+            assert (math.isnan(result.loss) and math.isnan(result.grad_norm)) == broken
+            assert all((array.tobytes() == was) == broken for array, was in zip(state, before, strict=True))
+
+
 @pytest.mark.parametrize("method", ["mesp", "mezo"])
 @pytest.mark.parametrize("limit", [0.5, 1e9])
 def test_a_step_moves_by_the_clipped_gradient(method, limit):

@@ -9,8 +9,8 @@ from tests import small
 METHODS = (*small.EXACT, "mezo")
 
 
-def check(**changes):
-    config = small.model_config()
+def check(config=None, **changes):
+    config = config or small.model_config()
     with small.engine(config, **changes) as engine:
         run = engine.run
         batch = small.batch(config, run.batch_size, run.seq)
@@ -30,6 +30,14 @@ def check(**changes):
 @pytest.mark.parametrize("batch_size, seq, rank", [(1, 1, 1), (1, 64, 64), (3, 7, 4), (2, 131, 8)])
 def test_shapes(method, batch_size, seq, rank):
     check(method=method, batch_size=batch_size, seq=seq, rank=rank)
+
+
+@pytest.mark.parametrize("loss", ["rows:1", "rows:64", "rows:4000", "vocab:1", "vocab:64", "vocab:4000"])
+@pytest.mark.parametrize("batch_size, seq, rank", [(1, 1, 64), (3, 1, 1), (1, 7, 1), (3, 7, 64), (3, 64, 1),
+                                                   (1, 64, 64), (1, 1000, 64), (3, 1000, 1)])
+def test_sequences_ranks_and_chunks_of_the_loss(batch_size, seq, rank, loss):
+    """Chunks of one, in between, and beyond all there is."""
+    check(batch_size=batch_size, seq=seq, rank=rank, loss=loss, config=small.model_config(num_hidden_layers=1))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,6 +1,10 @@
 """The worker team: every tile once, errors carried home, phantoms counted and not computed."""
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +13,26 @@ from threadpoolctl import threadpool_info, threadpool_limits
 import mesp_np.team
 from mesp_np.arena import phantom
 from mesp_np.team import Team
+
+AT_WORK = """
+import sys
+from pathlib import Path
+from tests import small
+
+def tasks():
+    return {task.name: (task / "schedstat").read_text() for task in Path("/proc/self/task").iterdir()}
+
+first = tasks()
+config = small.model_config(hidden_size=264, head_dim=44, intermediate_size=300)
+with small.engine(config, batch_size=2, seq=140, threads=int(sys.argv[1])) as engine:
+    batch = small.batch(config, 2, 140)
+    engine.step([batch], rate=0.1)
+    before = tasks()
+    engine.step([batch], rate=0.1)
+    after = tasks()
+main = min(first, key=int)
+print(len(after) - len(first), sum(after[task] != before[task] for task in after if task != main))
+"""
 
 
 def blas_threads():
@@ -106,3 +130,27 @@ def test_workers_at_work_have_different_numbers():
     with Team(2) as team:
         team.run(np.zeros(2), 2, task, flops=0)
     assert sorted(rows) == [0, 1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="Linux says of each thread whether it ran")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_no_thread_works_beside_those_that_were_asked_for(threads):
+    """Neither BLAS's own, which are there and idle, nor Numba's: besides the caller, only the team's helpers run."""
+    done = subprocess.run([sys.executable, "-c", AT_WORK, str(threads)], capture_output=True, text=True, check=True,
+                          cwd=Path(__file__).parents[1])
+    assert done.stdout.split() == [str(threads - 1)] * 2
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", ""])
+def test_numbas_own_number_of_threads_is_of_no_matter(value):
+    """Where it is no number at all it is dropped before Numba sees it; one that is right stays for other programs."""
+    def numbers(value):
+        code = "import mesp_np.ops, os; print(os.environ.get('NUMBA_NUM_THREADS'))"
+        environment = {**os.environ, "NUMBA_NUM_THREADS": value}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment,
+                              cwd=Path(__file__).parents[1])
+        return done.stdout.strip(), done.stderr
+
+    assert numbers(value) == ("None", "")
+    if value == "0":
+        assert numbers("2") == ("2", "")

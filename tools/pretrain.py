@@ -25,7 +25,8 @@ from mesp_np.data import rows
 from mesp_np.data.batches import Batches, InOrder
 from mesp_np.data.encode import Encoder
 from mesp_np.readout import make
-from mesp_np.train import Run, TrainConfig
+from mesp_np.train import Run
+from mesp_np.train_config import TrainConfig
 
 CONFIG = PRESETS["tiny"]
 

@@ -45,14 +45,19 @@ def load(folder, parameters, run):
 
     Raises UserError listing every difference; the parameters are then untouched.
     """
+    for p, stored in fitting(folder, parameters, run):
+        widen(p.value, stored)
+
+
+def fitting(folder, parameters, run):
+    """(parameter, stored array) of all that an adapter is made of.  Raises UserError listing every difference."""
     folder, config = Path(folder), read_config(folder)
     stored = _stored(folder, config.dialect)
     name_of = _mlx_name if config.dialect == "mlx" else _peft_name
     shapes = {name_of(p): p.value.shape for p in parameters}
     refuse(folder, config.differences(run) + safetensors_file.differences(stored, shapes),
            "the adapter does not fit this run")
-    for p in parameters:
-        widen(p.value, stored[name_of(p)])
+    return [(p, stored[name_of(p)]) for p in parameters]
 
 
 def _stored(folder, dialect):

@@ -13,13 +13,13 @@ Settings that change the result and are not computed here are refused by name.
 Source    peft, tuners/lora/config.py; mlx_lm, lora.py and tuner/utils.py
 """
 
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from mesp_np.checkpoint import safetensors_file
 from mesp_np.config import PROJECTIONS, module_name
+from mesp_np.config_json import Keys
 from mesp_np.errors import UserError, refuse
 from mesp_np.json_file import read_object, write_object
 
@@ -99,17 +99,18 @@ def _peft(raw, path):
     layers = [] if layers is None else layers if isinstance(layers, list) else [layers]
     targets = raw.get("target_modules")
     listed = list(PROJECTIONS) if targets == "all-linear" else targets
-    problems = _wrong_number(raw, "r", whole=True) + _wrong_number(raw, "lora_alpha")
-    problems += _wrong_dropout(raw, "lora_dropout")
+    keys = Keys(raw)
+    numbers = (keys.whole("r"), keys.positive("lora_alpha", keys.get("lora_alpha")))
+    rslora, dropout = keys.one_of("use_rslora", (False, True), False), _dropout(keys, "lora_dropout")
     if not _is_list_of(listed, PROJECTION_OF) or not listed:
-        problems.append(f"target_modules is {targets!r}, expected a list from {', '.join(PROJECTIONS)}")
+        keys.wrong("target_modules", targets, f"a list from {', '.join(PROJECTIONS)}")
     if not all(type(index) is int and index >= 0 for index in layers):
-        problems.append(f"layers_to_transform is {raw['layers_to_transform']!r}, expected a list of layers from 0 on")
-    problems += [f"{key} is {raw[key]!r}" for key in sorted(raw.keys() - READ - WITHOUT_EFFECT)
-                 if raw[key] not in HARMLESS.get(key, OFF)]
-    refuse(path, problems, "this engine does not compute such an adapter")
-    return AdapterConfig(raw["r"], float(raw["lora_alpha"]), _in_order(listed), bool(raw.get("use_rslora")),
-                         float(raw.get("lora_dropout") or 0), tuple(layers), raw.get("base_model_name_or_path"))
+        keys.wrong("layers_to_transform", raw["layers_to_transform"], "a list of layers from 0 on")
+    keys.problems += [f"{key} is {raw[key]!r}" for key in sorted(raw.keys() - READ - WITHOUT_EFFECT)
+                      if raw[key] not in HARMLESS.get(key, OFF)]
+    refuse(path, keys.problems, "this engine does not compute such an adapter")
+    return AdapterConfig(*numbers, _in_order(listed), rslora, dropout, tuple(layers),
+                         keys.get("base_model_name_or_path"))
 
 
 def _mlx(raw, path):
@@ -119,19 +120,18 @@ def _mlx(raw, path):
         raise UserError(f"{path}: {problem}", "only mlx-lm's lora adapters are read")
     modules = [match.groups() for name in safetensors_file.read_header(path.with_name(MLX_WEIGHTS))
                if (match := MLX_TENSOR.fullmatch(name))]
-    keys = given.get("keys")
-    keys = [name for _, name in modules] if keys is None else keys
-    problems = _wrong_number(given, "rank", whole=True) + _wrong_number(given, "scale")
-    problems += _wrong_dropout(given, "dropout")
-    if not _is_list_of(keys, PROJECTION_OF) or not keys:
-        allowed = ", ".join(map(module_name, PROJECTIONS))
-        problems.append(f"keys is {given.get('keys')!r}, expected a list from {allowed}")
+    keys = Keys(given)
+    targets = keys.get("keys", [name for _, name in modules])
+    rank, scale = keys.whole("rank"), keys.positive("scale", keys.get("scale"))
+    alpha = keys.positive("scale * rank", scale * rank) if not keys.problems else None
+    dropout = _dropout(keys, "dropout")
+    if not _is_list_of(targets, PROJECTION_OF) or not targets:
+        keys.wrong("keys", keys.get("keys"), f"a list from {', '.join(map(module_name, PROJECTIONS))}")
     if type(raw.get("num_layers")) is not int:
-        problems.append(f"num_layers is {raw.get('num_layers')!r}, expected a whole number")
-    refuse(path, problems, "this engine does not compute such an adapter")
-    return AdapterConfig(given["rank"], given["scale"] * given["rank"], _in_order(keys), False,
-                         float(given.get("dropout") or 0), _last_layers(raw["num_layers"], modules), raw.get("model"),
-                         "mlx")
+        keys.wrong("num_layers", raw.get("num_layers"), "a whole number")
+    refuse(path, keys.problems, "this engine does not compute such an adapter")
+    return AdapterConfig(rank, alpha, _in_order(targets), False, dropout, _last_layers(raw["num_layers"], modules),
+                         raw.get("model"), "mlx")
 
 
 def _last_layers(wanted, modules):
@@ -152,18 +152,11 @@ def _is_list_of(value, allowed):
     return isinstance(value, list) and all(isinstance(name, str) and name in allowed for name in value)
 
 
-def _wrong_number(raw, key, whole=False):
-    value = raw.get(key)
-    right = type(value) is int or (type(value) is float and not whole)
-    if right and 0 < value < math.inf:
-        return []
-    return [f"{key} is {value!r}, expected a positive {'whole ' if whole else ''}number"]
-
-
-def _wrong_dropout(raw, key):
-    value = raw.get(key) or 0
-    right = type(value) in (int, float) and 0 <= value < 1
-    return [] if right else [f"{key} is {value!r}, expected 0 or more and below 1"]
+def _dropout(keys, key):
+    value = keys.get(key, 0)
+    if type(value) not in (int, float) or not 0 <= value < 1:
+        return keys.wrong(key, value, "0 or more and below 1")
+    return float(value)
 
 
 def _last_name(model):

@@ -9,6 +9,7 @@ is cleared away by the next one.  Files get the usual mode (the umask's), and a 
 link keeps pointing at what it names.
 """
 
+import errno
 import os
 import shutil
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from pathlib import Path
 from mesp_np.errors import UserError
 
 WINDOWS = os.name == "nt"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @contextmanager
@@ -27,7 +30,7 @@ def new_file(path):
     """
     path = Path(os.path.realpath(path))
     fresh = path.with_name(f".{path.name}.new")
-    with _reported(path):
+    with reported(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(fresh, "wb") as file:
@@ -53,7 +56,7 @@ def new_folder(path):
     path = Path(os.path.realpath(path))
     fresh, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.old")
     _refuse_place(path)
-    with _reported(path):
+    with reported(path):
         _settle(path, old)
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
@@ -64,6 +67,8 @@ def new_folder(path):
             if path.exists():
                 path.rename(old)
             fresh.rename(path)
+        except UserError as error:                     # of a file inside: say where it would have been
+            raise UserError(str(error).replace(fresh.name, path.name)) from error
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
             _settle(path, old)
@@ -106,9 +111,22 @@ def _flush(path):
 
 
 @contextmanager
-def _reported(path):
+def reported(path, left="what was there is unchanged"):
+    """Turn the system's refusal to write into a UserError that names `path`, and the file at fault if it is another.
+
+    left  what can be said of `path` then
+    """
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})",
-                        "what was there is unchanged; free some space or choose another place") from error
+        fault = str(error.filename or path).replace(f".{path.name}.new", path.name)
+        reason = error.strerror or str(error)
+        reason = reason if fault == str(path) else f"{fault}: {reason}"
+        raise UserError(f"{path}: cannot be written ({reason})", f"{left}; {_remedy(error.errno)}") from error
+
+
+def _remedy(number):
+    """What to try after an error with this errno."""
+    if number in FULL:
+        return "free some space or choose another place"
+    return "ask for permission, or choose another place" if number in FORBIDDEN else "choose another place"

@@ -18,6 +18,7 @@ from mesp_np.checkpoint.safetensors_file import PACKED
 from mesp_np.checkpoint.tokenizer import Tokenizer
 from mesp_np.checkpoint.weight_files import WEIGHTS
 from mesp_np.config import ModelConfig
+from mesp_np.config_json import LARGEST
 from mesp_np.errors import UserError, refuse
 from mesp_np.json_file import read_object, write_object
 from mesp_np.ops.quant import BF16
@@ -118,18 +119,23 @@ def _read_both(folder):
 
 def _copy_companions(source, target):
     """All that belongs to a model besides config.json and the weights."""
-    for path in (path for pattern in COMPANIONS for path in sorted(source.glob(pattern))):
+    found = (path for pattern in COMPANIONS for path in sorted(source.glob(pattern)))
+    for path in filter(Path.is_file, found):               # LICENSE* may also name a folder
         copy = target / path.relative_to(source)
         copy.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, copy)
 
 
+def eos_ids(path):
+    """The eos_token_id of a JSON file as a list, or None when there is none.  Raises UserError."""
+    ids = read_object(path).get("eos_token_id") if path.exists() else None
+    ids = ids if isinstance(ids, list) or ids is None else [ids]
+    if not all(type(index) is int and 0 <= index < LARGEST for index in ids or []):
+        raise UserError(f"{path}: eos_token_id is {ids}", "it must be the number of a token or a list of them")
+    return ids
+
+
 def _eos_ids(folder):
-    for path in (folder / "generation_config.json", folder / CONFIG):
-        ids = read_object(path).get("eos_token_id") if path.exists() else None
-        if ids is not None:
-            ids = ids if isinstance(ids, list) else [ids]
-            if not all(type(i) is int for i in ids):
-                raise UserError(f"{path}: eos_token_id is {ids}", "it must be a whole number or a list of them")
-            return frozenset(ids)
-    return frozenset()
+    """The ids that end a text, from generation_config.json or else config.json."""
+    ids = eos_ids(folder / "generation_config.json")
+    return frozenset(ids if ids is not None else eos_ids(folder / CONFIG) or ())

@@ -36,7 +36,7 @@ def find(name, weights=True):
         raise UserError(f"{name}: no such folder", "name a folder in Hugging Face form, or a model on its hub as "
                                                    "OWNER/NAME (for `plan` also a preset)")
     snapshot = _cached(str(name))
-    return snapshot if snapshot and _is_whole(snapshot, weights) else _download(str(name), weights)
+    return snapshot if snapshot and is_whole(snapshot, weights) else _download(str(name), weights)
 
 
 def name_of(folder):
@@ -62,12 +62,13 @@ def _cached(name):
         return None
 
 
-def _is_whole(snapshot, weights):
-    """Whether a snapshot has all files that it names: a download may have been cut short, or left out the weights."""
+def is_whole(folder, weights=True):
+    """Whether a folder has all files that it names: a download may have been cut short, or left out the weights."""
     files = [CONFIG]
     if weights:
-        files += shards(snapshot / INDEX) if (snapshot / INDEX).exists() else [WEIGHTS]
-    return all((snapshot / file).exists() for file in files)
+        in_shards = (folder / INDEX).exists() and not (folder / WEIGHTS).exists()
+        files += shards(folder / INDEX) if in_shards else [WEIGHTS]
+    return all((folder / file).exists() for file in files)
 
 
 def _download(name, weights):

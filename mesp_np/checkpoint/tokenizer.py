@@ -11,7 +11,9 @@ Neither adds anything around a text: `begin_ids` is what this tokenizer puts bef
 post-processor's begin of text; nothing in Qwen's), `eos_id` is the end of text.
 
 The library takes some 500 bytes a token while it works.  So a long text is encoded in blocks,
-cut between two words or lines, where byte-level tokenizers such as Qwen's begin a token anyway.
+where that changes nothing: byte-level tokenizers such as Qwen's begin a word at every place
+that CUT finds, whatever stands before it.  SentencePiece's do not (they put a space before a
+text, and join words across lines); with those a text is encoded whole.
 """
 
 import re
@@ -19,12 +21,18 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers
+from tokenizers.normalizers import Replace, Sequence
 
 from mesp_np.errors import UserError
 from mesp_np.json_file import read_object
 
 BLOCK = 1 << 18                                             # characters
 CUT = re.compile(r"(?<=\S\n)(?=\w)|(?<=\S)(?= \w)")
+SAMPLE = "He's 12 _a (b)\nc, 3\n4! \u00fc\n_\u6f22\u3002\n\u6f22"      # of all that stands around a cut
+
+
+class SpelledControl(UserError):
+    """A text spells a control token, and the tokenizer cannot take it as characters."""
 
 
 class Tokenizer:
@@ -43,57 +51,93 @@ class Tokenizer:
         self._inner.encode_special_tokens = True
         self.eos_name, self.eos_id = self._eos()
         self.begin_ids = self._begin()
-        self.control = _pattern(token.content for token in self._inner.get_added_tokens_decoder().values()
-                                if token.special)
+        added = self._inner.get_added_tokens_decoder()
+        special = {index: token.content for index, token in added.items() if token.special}
+        self.control, self._control_ids = _pattern(special.values()), list(special)
+        self._may_cut = self._has_same_words() and not any(map(_spans_a_cut, added.values()))
 
     def encode(self, text):
-        """List of ids; control tokens are plain characters.  Raises UserError when one is no token of the model."""
+        """List of ids; control tokens are plain characters.
+
+        Raises UserError when an id is no token of the model, SpelledControl when a control token remains one.
+        """
         return self.encode_at(text)[0].tolist()
 
     def encode_at(self, text):
         """(ids (n,) int32, starts (n,) int64): as `encode`, and the character at which each token starts."""
-        return self._joined((at, *self._block(block)) for at, block in _blocks(text))
+        ids, starts = self._encoded(text)
+        self._refuse_control(text, ids, starts)
+        return ids, starts
+
+    def blocks(self, pieces):
+        """Yield a text, given in pieces, in blocks whose ids are together the text's: all of it where none may be cut.
+
+        A block has about BLOCK characters; no name of an added token crosses from one to the next.
+        """
+        if not self._may_cut:
+            yield "".join(pieces)
+            return
+        text = ""
+        for piece in pieces:
+            text, at = text + piece, 0
+            while cut := CUT.search(text, at + BLOCK):
+                yield text[at:cut.start()]
+                at = cut.start()
+            text = text[at:]
+        yield text
 
     def rendered(self, text, mark=""):
         """(ids, starts) of a chat template's text, in which control tokens are what they are.
 
-        mark  a character that breaks up what only looks like a control token; it is dropped, and `starts` count
-              without it.  The text is then encoded piece by piece between the true control tokens, as the
-              tokenizer itself would cut it.
+        mark  a character that breaks up what only looks like a control token, after its first character.  The
+              library finds control tokens before it normalises the text between them; there the mark is dropped.
+
+        Raises as `encode`.
         """
-        if mark and mark in text:
-            return self._in_pieces(text, mark)
+        kept = self._inner.normalizer
         self._inner.encode_special_tokens = False
+        if mark:
+            self._inner.normalizer = Sequence([Replace(mark, "")] + [kept] * (kept is not None))
         try:
-            return self.encode_at(text)
+            ids, starts = self._encoded(text)
         finally:
-            self._inner.encode_special_tokens = True
+            self._inner.encode_special_tokens, self._inner.normalizer = True, kept
+        if mark:
+            self._refuse_control(text, ids, starts, mark)
+        return ids, starts
 
     def decode(self, ids):
         """The text of a sequence of ids, control tokens included."""
         return self._inner.decode([int(i) for i in ids], skip_special_tokens=False)
 
-    def _in_pieces(self, text, mark):
-        found, at = [], 0
-        for piece in re.split(f"({self.control.pattern})", text):
-            if self.control.fullmatch(piece):
-                found.append((at, [self._inner.token_to_id(piece)], [0]))
-            else:
-                piece = piece.replace(mark, "")
-                found.append((at, *self.encode_at(piece)))
-            at += len(piece)
-        return self._joined(found)
-
-    def _block(self, text):
-        found = self._inner.encode(text, add_special_tokens=False)
-        return found.ids, [start for start, _ in found.offsets]
-
-    def _joined(self, found):
-        """One (ids, starts) of several, each (where its text begins, ids, starts)."""
-        parts = [(np.array(ids, np.int32), at + np.array(starts, np.int64)) for at, ids, starts in found]
+    def _encoded(self, text):
+        parts, at = [], 0
+        for block in self.blocks([text]):
+            found = self._inner.encode(block, add_special_tokens=False)
+            starts = at + np.array([start for start, _ in found.offsets], np.int64)
+            parts.append((np.array(found.ids, np.int32), starts))
+            at += len(block)
         ids, starts = map(np.concatenate, zip(*parts))
         self._check(int(ids.max(initial=0)))
         return ids, starts
+
+    def _refuse_control(self, text, ids, starts, mark=""):
+        """Raise SpelledControl when what only spells a control token became one: a Unigram model has it as a word."""
+        for at in np.flatnonzero(np.isin(ids, self._control_ids)):
+            name = self._inner.id_to_token(int(ids[at]))
+            if text.startswith(name[0] + mark + name[1:], starts[at]):
+                raise SpelledControl(f"spells the control token {name}, which {self.path} cannot take as characters",
+                                     "write it in another way")
+
+    def _has_same_words(self):
+        """Whether cut text has the words of the whole: the normalizer and pre-tokenizer do not look beyond a cut."""
+        return self._words(SAMPLE) == sum(map(self._words, CUT.split(SAMPLE)), [])
+
+    def _words(self, text):
+        """The words of a text, of which each is made into tokens alone."""
+        normalizer, splitter = self._inner.normalizer, self._inner.pre_tokenizer
+        text = normalizer.normalize_str(text) if normalizer else text
+        return [word for word, _ in splitter.pre_tokenize_str(text)] if splitter else [text]
 
     def _begin(self):
         """What the post-processor puts before a text: the special tokens before the first other one."""
@@ -117,13 +161,11 @@ class Tokenizer:
                             f"the model has {self.vocab_size} tokens", "use the tokenizer that belongs to the model")
 
 
-def _blocks(text):
-    """Yield (at, block): the text in blocks of about BLOCK characters, and where each begins."""
-    at, cut = 0, CUT.search(text, BLOCK)
-    while cut:
-        yield at, text[at:cut.start()]
-        at, cut = cut.start(), CUT.search(text, cut.start() + BLOCK)
-    yield at, text[at:]
+def _spans_a_cut(token):
+    """Whether an added token could stand on both sides of a cut, or takes the space beside it."""
+    between = range(2, len(token.content) + 1)      # two of its characters, x being before it
+    cuts = (cut.start() for cut in CUT.finditer(f"x{token.content}x"))
+    return token.lstrip or token.rstrip or any(at in between for at in cuts)
 
 
 def _pattern(names):

@@ -36,13 +36,15 @@ def read_headers(folder):
         others = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".gguf", ".pth", ".pt"))
         raise UserError(f"{folder}: has no {WEIGHTS}" + "".join(f"; {name} is not read" for name in others),
                         "download the safetensors files of this model")
-    headers, problems = {}, []
+    headers, errors = {}, []
     for name in shards(folder / INDEX):
         try:
             headers[folder / name] = safetensors_file.read_header(folder / name, packed=True)
         except UserError as error:
-            problems.append(str(error))
-    refuse(folder, problems, "download the shards again")
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    refuse(folder, [error.message.removeprefix(f"{folder}/") for error in errors], "download the shards again")
     return headers
 
 
@@ -51,7 +53,8 @@ def shards(index):
     files = read_object(index).get("weight_map")
     if not isinstance(files, dict) or not files:
         raise UserError(f"{index}: has no weight_map", "download it again")
-    strange = [name for name in files.values() if not isinstance(name, str) or Path(name).name != name]
+    strange = [name for name in files.values() if not isinstance(name, str) or Path(name).name != name
+               or not name.isprintable()]
     refuse(index, [f"{name!r} is no file of this folder" for name in strange], "download it again")
     return sorted(set(files.values()))
 

@@ -1,5 +1,7 @@
 """The command line: `mesp-np COMMAND ...`, one file a command.
 
+What a user can mend is told in one line.  So is what the system refuses in a place where no command expects it.
+
 Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.
 """
 
@@ -10,7 +12,7 @@ import warnings
 
 from mesp_np import __version__
 from mesp_np.arena import ArenaFull
-from mesp_np.cli import compare, eval, generate, gradcheck, merge, plan, quantize, show, train
+from mesp_np.cli import compare, eval, flags, generate, gradcheck, merge, plan, quantize, show, train
 from mesp_np.errors import UserError
 
 COMMANDS = (train, plan, compare, gradcheck, show, eval, generate, merge, quantize)
@@ -18,6 +20,53 @@ COMMANDS = (train, plan, compare, gradcheck, show, eval, generate, merge, quanti
 
 def main(argv=None):
     """Run a command; returns the exit code."""
+    _mend_streams()
+    args = _parser().parse_args(argv)
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="mesp_np")   # overflows are told as a bad loss
+    try:
+        flags.check_strings(args)
+        code = args.run(args) or 0
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        return _end(args, error, error.code)
+    except (ArenaFull, MemoryError) as error:
+        return _end(args, f"not enough memory: {error}; see what `mesp-np plan` says", 1)
+    except KeyboardInterrupt:
+        return _end(args, "interrupted", 130)
+    except BrokenPipeError:                       # the reader of our output has gone, as in `| head`
+        _give_up_output()
+        return 1
+    except OSError as error:
+        _give_up_output()
+        return _end(args, f"{error.filename or 'standard input or output'}: {error.strerror or error}", 1)
+
+
+def _end(args, message, code):
+    print(f"mesp-np {args.command}: {message}", file=sys.stderr)
+    return code
+
+
+def _mend_streams():
+    """A stream that was closed is as good as empty, and a console that cannot show a glyph shows a ? in its place."""
+    for name, mode, errors in (("stdin", "r", "surrogateescape"), ("stdout", "w", "replace"),
+                               ("stderr", "w", "replace")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
+        if hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors=errors)
+
+
+def _give_up_output():
+    """What standard output did not take is not tried again at the end of the process, which would complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _parser():
+    """Every command with its flags; what is parsed has the command's `run`."""
     parser = argparse.ArgumentParser(prog="mesp-np", description="Memory-efficient fine-tuning, counted to the byte.")
     parser.add_argument("--version", action="version", version=f"mesp-np {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -28,22 +77,4 @@ def main(argv=None):
                                   formatter_class=argparse.RawDescriptionHelpFormatter)
         command.add_flags(own)
         own.set_defaults(run=command.run)
-    args = parser.parse_args(argv)
-    for stream in (sys.stdout, sys.stderr):       # a console that cannot show a glyph shows a ? in its place
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    warnings.filterwarnings("ignore", category=RuntimeWarning, module="mesp_np")   # overflows are told as a bad loss
-    try:
-        return args.run(args) or 0
-    except UserError as error:
-        print(f"mesp-np {args.command}: {error}", file=sys.stderr)
-        return error.code
-    except (ArenaFull, MemoryError) as error:
-        print(f"mesp-np {args.command}: not enough memory: {error}; see what `mesp-np plan` says", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"mesp-np {args.command}: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:                       # the reader of our output has gone, as in `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return parser

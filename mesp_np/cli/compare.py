@@ -9,10 +9,10 @@ from dataclasses import asdict
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from mesp_np.batch import Batch
 from mesp_np.cli import flags
+from mesp_np.cli.table import show
 from mesp_np.compare import compare, describe, theory_cosine
 from mesp_np.config import RunConfig
 from mesp_np.data import rows
@@ -20,7 +20,7 @@ from mesp_np.data.batches import Batches
 from mesp_np.data.encode import Encoder
 from mesp_np.errors import UsageError
 from mesp_np.ledger import CATEGORIES
-from mesp_np.methods import METHODS
+from mesp_np.methods import METHODS, find
 
 OWN = {name: text for name, text in flags.RUN_HELP.items() if name not in ("method", "keep", "grad_accumulation")}
 
@@ -37,7 +37,7 @@ def add_flags(parser):
 
 
 def run(args):
-    names = [name for name in args.methods.split(",") if name]
+    names = [find(name).name for name in args.methods.split(",") if name]
     baseline = args.baseline or ("mebp" if "mebp" in names else names[0] if names else "")
     if baseline not in names or len(set(names)) < len(names) or args.rounds < 1:
         raise UsageError(f"--methods {args.methods} --baseline {baseline} --rounds {args.rounds}",
@@ -70,18 +70,19 @@ def _report(console, result, contenders, baseline, settings):
     B, T = contenders[0].plan.shape
     console.print(f"batch {B} x {T}, rank {settings.rank}, loss {settings.loss}, update {settings.update}, "
                   f"{settings.optimizer}, {settings.threads} threads", highlight=False)
-    _table(console, ("method", "live peak, bytes", "plan", f"against {baseline}", "bits", "cosine"), [
+    show(console, ("method", "live peak, bytes", "plan", f"against {baseline}", "bits", "cosine"), [
         (name, f"{row['live_peak_bytes']:,}",
          "equal" if row["live_peak_bytes"] == row["planned_live_peak_bytes"] else "[red]DIFFERS[/]",
          f"{-row['saved_bytes']:+,}", f"{row['gradient_bits_different']:,}", f"{row['gradient_cosine']:.6f}")
         for name, row in result.items()])
-    _table(console, ("MiB", "forward", "loss", "backward", "update", "extent", "OS", "s/step", "GFLOP"), [
+    show(console, ("MiB", "forward", "loss", "backward", "update", "extent", "OS", "s/step", "GFLOP"), [
         (name, *[f"{size / 2**20:.1f}" for size in (*row["stage_peak_bytes"].values(), row["extent_bytes"],
                                                     row["os_growth_bytes"])],
          f"{row['seconds_per_step']:.3f}", f"{row['recomputed_flops'] / 1e9:.2f}") for name, row in result.items()])
     console.print("OS: growth of the process; GFLOP: forward work done again in a step", style="dim")
     _categories(console, result)
-    _differences(console, result, baseline)
+    if len(result) > 1:
+        _differences(console, result, baseline)
     for one in contenders:
         if not one.engine.method.exact:
             d, n = one.plan.trainable_parameters, one.engine.run.probes
@@ -89,24 +90,14 @@ def _report(console, result, contenders, baseline, settings):
                           f" the theory's mean is {theory_cosine(d, n):.2e}", highlight=False)
 
 
-def _table(console, titles, lines):
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    for title in titles:
-        table.add_column(title, justify="left" if title in (titles[0], "what it is") else "right", no_wrap=True)
-    for line in lines:
-        table.add_row(*line)
-    console.print()
-    console.print(table, highlight=False)
-
-
 def _categories(console, result):
     """The live peak by category, which adds up to it exactly, and what each category holds."""
     peaks = {name: row["category_bytes_at_peak"] for name, row in result.items()}
     as_planned = all(peaks[name] == row["planned_category_bytes_at_peak"] for name, row in result.items())
     used = [category for category in CATEGORIES if any(category in peak for peak in peaks.values())]
-    _table(console, ("bytes at the peak", *result, "what it is"), [
+    show(console, ("bytes at the peak", *result, "what it is"), [
         (category, *[f"{peak.get(category, 0):,}" for peak in peaks.values()], CATEGORIES[category])
-        for category in used])
+        for category in used], text=("what it is",))
     console.print(f"each equal to its plan: {'yes' if as_planned else 'NO'}", style="dim")
 
 

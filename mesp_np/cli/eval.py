@@ -1,22 +1,22 @@
 """Loss, perplexity and token accuracy on a file; with --adapter those of the base model beside them."""
 
-import json
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from mesp_np.checkpoint import adapter
 from mesp_np.cli import data, flags
 from mesp_np.config import RunConfig
-from mesp_np.data import records, report, rows
+from mesp_np.data import files, report, rows
 from mesp_np.data.batches import InOrder
 from mesp_np.engine import Engine
 from mesp_np.errors import UserError
 from mesp_np.evaluate import evaluate, memory_needed
+from mesp_np.json_file import dumps
 from mesp_np.readout import make
 
+SHOWN = {"loss": "{:.4f}", "perplexity": "{:.2f}", "token_accuracy": "{:.2%}", "trained_tokens": "{:,}"}
 RUN_FLAGS = ("batch_size", "seq", "loss", "threads", "dtype", "residency")
 
 
@@ -41,7 +41,7 @@ def run(args):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     result = _evaluations(args, checkpoint, settings, found, console)
     if args.json:
-        print(json.dumps(result))
+        print(dumps(result))
     else:
         _report(result, Console())
 
@@ -50,7 +50,7 @@ def _file(path):
     """The file to evaluate on: of a folder its test file, or else its valid file."""
     if not Path(path).is_dir():
         return path
-    found = records.find(path, "test") or records.find(path, "valid")
+    found = files.find(path, "test") or files.find(path, "valid")
     if found is None:
         raise UserError(f"{path}: holds neither test.jsonl nor valid.jsonl", "name the file that is meant")
     return found
@@ -74,11 +74,11 @@ def _evaluations(args, checkpoint, settings, found, console):
 
 
 def _report(result, console):
-    table = Table(box=None, padding=(0, 2), header_style="bold")
-    for title in ("", "loss", "perplexity", "token accuracy", "trained tokens"):
-        table.add_column(title, justify="right" if title else "left")
+    """A line for each figure, which a narrow terminal folds and does not cut."""
     base = result.pop("base", None)
-    for name, figures in (("base", base), ("adapter", result)) if base else (("model", result),):
-        table.add_row(name, f"{figures['loss']:.4f}", f"{figures['perplexity']:.2f}",
-                      f"{figures['token_accuracy']:.2%}", f"{figures['trained_tokens']:,}")
-    console.print(table, highlight=False)
+    columns = {"base": base, "adapter": result} if base else {"model": result}
+    lines = [("", *columns)]
+    for name, form in SHOWN.items():
+        lines.append((name.replace("_", " "), *(form.format(figures[name]) for figures in columns.values())))
+    for title, *cells in lines:
+        console.print(f"{title:<14}" + "".join(f"{cell:>14}" for cell in cells), soft_wrap=True, highlight=False)

@@ -43,6 +43,24 @@ RUN_HELP = {
 
 
 MOST_THREADS = 8                        # that make sense on fewer cores: to see that the bits are the same
+TEXTS = ("prompt", "system")            # may be empty; all other strings name something
+
+
+def check_strings(args):
+    """Refuse text that is not UTF-8, and empty names: a flag with one would do as if it were not there."""
+    for name, value in vars(args).items():
+        if value == "" and name not in TEXTS:
+            raise UsageError(f"{name.replace('_', '-')} is empty", "name one, or leave it out")
+        if name in TEXTS and value:
+            setattr(args, name, utf8(name, value))
+
+
+def utf8(where, text):
+    """What a user gave as text: bytes that the locale cannot read, which Python escapes, are taken as UTF-8."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        raise UsageError(f"{where} {ascii(text[:40])}: not UTF-8", "give text in UTF-8") from None
 
 
 def add_config_flags(parser, config_class, help_texts):
@@ -115,14 +133,14 @@ def cores():
 
 def add_model_flag(parser, presets=False):
     """--model: a folder, or where no weights are needed a preset."""
-    also = f", or one of {', '.join(PRESETS)}" if presets else ""
+    also = f", or, where no folder has that name, one of {', '.join(PRESETS)}" if presets else ""
     kinds = f"a folder in Hugging Face form, or OWNER/NAME on its hub{also}"
     parser.add_argument("--model", help=f"{kinds} (default: the small model that comes along)")
 
 
 def checkpoint(args):
     """The Checkpoint that --model names; its notes tell when --adapter was trained on another."""
-    if args.model in PRESETS:
+    if _is_preset(args.model):
         raise UserError(f"--model {args.model} is a preset without weights", "name a folder, or use `mesp-np plan`")
     found = load(args.model or default_folder())
     if not getattr(args, "adapter", None):
@@ -134,16 +152,21 @@ def checkpoint(args):
 
 def config_and_weights(args):
     """(name, ModelConfig, stored arrays or phantoms) of a folder or a preset."""
-    if args.model in PRESETS:
+    if _is_preset(args.model):
         name, config, weights = args.model, PRESETS[args.model], None
     else:
         folder = hub.find(args.model or default_folder(), weights=False)
-        found = load(folder) if any(folder.glob("*.safetensors")) else None
+        found = load(folder) if hub.is_whole(folder) else None
         name, weights = str(args.model or folder), found and found.weights
         config = found.config if found else ModelConfig.from_folder(folder)
     if args.adapter:
         _check_layers(args, config.num_hidden_layers)
     return name, config, weights or phantom_weights(config)
+
+
+def _is_preset(name):
+    """A preset's name is that of a folder where there is one."""
+    return name in PRESETS and not Path(name).is_dir()
 
 
 def _check_layers(args, count):
@@ -182,16 +205,19 @@ def _numbers(text):
     """(0, 3, 4, 5) from `0,3-5`."""
     made = []
     for part in _names(text):
-        match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part)
-        if not match:
+        match = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
+        layers = range(int(match[1]), int(match[2] or match[1]) + 1) if match else ()
+        if not layers:
             raise argparse.ArgumentTypeError(f"{part!r} is neither a number nor a range; write 0,3,20-23")
-        made += range(int(match[1]), int(match[2] or match[1]) + 1)
+        made += layers
+    if not made:
+        raise argparse.ArgumentTypeError("names no layers; write 0,3,20-23, or leave it out for all")
     return tuple(made)
 
 
 def _last(text):
     """(-2, -1) from `2`, and () from `-1`."""
-    if not re.fullmatch(r"-1|[1-9][0-9]*", text):
+    if not re.fullmatch(r"-1|[1-9][0-9]{0,5}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of layers; write 1 or more, or -1 for all")
     return tuple(range(-max(0, int(text)), 0))
 

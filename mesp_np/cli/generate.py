@@ -123,7 +123,7 @@ def _ask():
 
 def _answer(chat, text, count):
     with gently() as asked_to_stop:
-        _show(chat.answer(text, count), asked_to_stop.is_set)
+        _show(chat.answer(flags.utf8("the turn", text), count), asked_to_stop.is_set)
     if chat.full:
         print("the context is full; start again, or raise --context", file=sys.stderr)
 

@@ -19,7 +19,7 @@ PARTS = ("op", "block", "model", "all")
 
 def add_flags(parser):
     parser.add_argument("part", nargs="?", default="all", choices=PARTS, help="what to check (default: all)")
-    parser.add_argument("name", nargs="?", default="", help="with `op`: only ops whose name begins so")
+    parser.add_argument("name", nargs="?", help="with `op`: only ops whose name begins so")
     parser.add_argument("--exhaustive", action="store_true", help="every element by itself, not three directions")
     parser.add_argument("--seed", type=int, default=0, help="decides the inputs and the directions")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -41,7 +41,7 @@ def run(args):
 
 def _checks(args):
     if args.part in ("op", "all"):
-        yield from check_ops(args.exhaustive, args.seed, only=args.name)
+        yield from check_ops(args.exhaustive, args.seed, only=args.name or "")
     if args.part in ("block", "all"):
         yield from model_checks.check_block(args.exhaustive, args.seed)
     if args.part in ("model", "all"):

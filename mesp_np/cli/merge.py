@@ -4,13 +4,12 @@ Weights keep the form in which they are stored; those of a quantised MLX model b
 What rounding to that form loses of the adapter's change is reported.
 """
 
-import json
-
 from rich.console import Console
 
 from mesp_np.checkpoint import adapter, folder
 from mesp_np.cli import flags
 from mesp_np.engine import Engine, plan_setup
+from mesp_np.json_file import dumps
 from mesp_np.ledger import show_bytes
 from mesp_np.merge import merged_weights
 
@@ -38,7 +37,7 @@ def run(args):
               "mean_change": rounding.mean_change, "mean_part_lost": rounding.mean_part_lost,
               "largest_change": rounding.largest_change, "largest_part_lost": rounding.largest_part_lost}
     if args.json:
-        print(json.dumps(result))
+        print(dumps(result))
     else:
         _report(Console(), checkpoint, result)
 

@@ -9,9 +9,10 @@ import json
 from rich.console import Console
 from rich.table import Table
 
+from mesp_np.checkpoint import adapter
 from mesp_np.cli import flags
 from mesp_np.config import RunConfig
-from mesp_np.engine import plan_step
+from mesp_np.engine import Engine, plan_step
 from mesp_np.ledger import CATEGORIES, show_bytes
 from mesp_np.params import frozen_bytes
 
@@ -26,6 +27,9 @@ def add_flags(parser):
 def run(args):
     settings = flags.run_config(args)
     name, config, weights = flags.config_and_weights(args)
+    if args.adapter:
+        with Engine(config, weights, settings) as phantom:
+            adapter.fitting(args.adapter, phantom.parameters, settings)
     plan = plan_step(config, settings, weights=weights)
     result = describe(plan, name, weights)
     if args.json:

@@ -3,8 +3,6 @@
 With --data, how well the model predicts a file before and after.
 """
 
-import json
-
 from rich.console import Console
 
 from mesp_np.checkpoint import folder
@@ -15,6 +13,7 @@ from mesp_np.data.batches import InOrder
 from mesp_np.engine import Engine
 from mesp_np.errors import UserError
 from mesp_np.evaluate import evaluate, memory_needed
+from mesp_np.json_file import dumps
 from mesp_np.ledger import show_bytes
 from mesp_np.ops.quant import BITS, GROUPS
 from mesp_np.quantize import config_changes, quantised_tensors
@@ -35,28 +34,28 @@ def add_flags(parser):
 
 
 def run(args):
+    settings = flags.run_config(args, optimizer="sgd", trainable="none")
     flags.expect_unused(args.out, "OUT")
     before = flags.checkpoint(args)
     if before.config.quantization:
         raise UserError(f"{args.model}: is quantised already", "name the bf16, f16 or f32 folder of this model")
     tensors = quantised_tensors(before.weights, args.bits, args.group_size)
-    measured = _measure(args, before)
+    measured = _measure(args, settings, before)
     folder.derive(args.out, before.folder, tensors, config_changes(args.bits, args.group_size))
     result = {"model": str(args.model), "out": args.out, "bits": args.bits, "group_size": args.group_size,
               "bytes_before": sum(stored.nbytes for stored in before.weights.values()),
               "bytes_after": sum(stored.nbytes for stored in tensors.values()),
-              "before": measured, "after": _measure(args, folder.load(args.out))}
+              "before": measured, "after": _measure(args, settings, folder.load(args.out))}
     if args.json:
-        print(json.dumps(result))
+        print(dumps(result))
     else:
         _report(result, Console())
 
 
-def _measure(args, checkpoint):
+def _measure(args, settings, checkpoint):
     """Loss and perplexity on --data as plain values; None without it."""
     if not args.data:
         return None
-    settings = flags.run_config(args, optimizer="sgd", trainable="none")
     found = rows.load_file(args.data, data.encoder(args, checkpoint), settings.seq, args.max_bad_rows)
     batches = InOrder(found, settings.batch_size, settings.seq, args.packing)
     extent = memory_needed(checkpoint.config, settings, batches, checkpoint.weights)

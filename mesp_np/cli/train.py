@@ -4,7 +4,6 @@ Without flags it trains the small model that comes along on the verse that comes
 RUN_DIR gets config.json, log.jsonl (a line a step), summary.json and adapter/.
 """
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +16,12 @@ from mesp_np.cli import flags
 from mesp_np.config import RunConfig
 from mesp_np.data import report, rows
 from mesp_np.data.batches import Batches, InOrder
+from mesp_np.engine import plan_setup
 from mesp_np.errors import UsageError
+from mesp_np.json_file import dumps
 from mesp_np.readout import make
-from mesp_np.train import Run, TrainConfig
+from mesp_np.train import Run
+from mesp_np.train_config import TrainConfig
 
 EPOCHS = 4                       # when neither --iters nor --epochs is given
 PROMPT_WORDS = 8
@@ -55,6 +57,7 @@ def run(args):
     settings = flags.run_config(args)
     config = TrainConfig(**({"epochs": EPOCHS} if not args.iters else {}) | flags.given(args, TrainConfig))
     checkpoint = flags.checkpoint(args)
+    plan_setup(checkpoint.config, settings, checkpoint.weights)       # refuses what does not fit, before data is read
     encoder, size, seq = data_flags.encoder(args, checkpoint), settings.batch_size, settings.seq
     train, valid = rows.load(_data(args), encoder, seq, settings.seed, args.max_bad_rows)
     batches = Batches(train, size, seq, settings.seed, args.packing)
@@ -116,13 +119,13 @@ def _conclude(console, summary, run_dir):
             console.print(f"\n[bold]{key.replace('_', ' ')}[/]")
             console.print(summary[key], markup=False, highlight=False)
     console.print()
-    if before is not None:
+    if before is not None and after is not None:
         console.print(f"valid loss {before:.4f} -> {after:.4f}, perplexity {summary['valid_perplexity_before']:.2f} -> "
                       f"{summary['valid_perplexity_after']:.2f}", highlight=False)
     state = "interrupted; what was trained so far is" if summary["interrupted"] else "done;"
-    console.print(f"{state} in {run_dir}", highlight=False)
+    console.print(f"{state} in {run_dir}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _summary_json(summary, run_dir):
     """The summary and where the run is, as one JSON object."""
-    return json.dumps(summary | {"run_dir": str(run_dir)})
+    return dumps(summary | {"run_dir": str(run_dir)})

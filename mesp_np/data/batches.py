@@ -7,10 +7,10 @@ No row is left out of an epoch, and none comes twice:
     2  cut into windows of 16 batches, each sorted by length: rows of a batch are of a kind
     3  cut into batches (the last may be smaller), which are permuted again
 
-Rows of a batch are padded to the longest, rounded up to a multiple of 16 so that few
-shapes occur and each can be planned.  Padding is known by length, never by a token id: in
-Qwen2.5 Base the padding token is the end of text itself, which must be trained.  Padding
-follows the row, where causal attention hides it, and has no target.
+Rows of a batch are padded to the longest, rounded up to a multiple of 16 (beyond 512 of 32, beyond
+1024 of 64, and so on) so that few shapes occur and each can be planned.  Padding is known by
+length, never by a token id: in Qwen2.5 Base the padding token is the end of text itself, which
+must be trained.  Padding follows the row, where causal attention hides it, and has no target.
 
 Packing puts several rows into one, whole, up to seq positions:
 
@@ -18,7 +18,7 @@ Packing puts several rows into one, whole, up to seq positions:
     labels     a1 a2 a3 b1 b2 -100 ...       each row's own last label: none crosses the seam
     starts     0  0  0  3  3  5  5  5        where the row of each position begins
 
-Positions begin again at a start, and attention does not look before it (`model.Batch`), so
+Positions begin again at a start, and attention does not look before it (`batch.Batch`), so
 packed rows, and padding, cannot see each other.  Which rows go together is decided once, by their lengths:
 the longest first, each into the fullest row that still has room (best fit decreasing).
 """
@@ -28,10 +28,10 @@ from collections import Counter
 
 import numpy as np
 
-from mesp_np.model import Batch
+from mesp_np.batch import Batch
 from mesp_np.ops.cross_entropy import IGNORE
 
-MULTIPLE = 16
+MULTIPLE, FINE = 16, 512        # of positions, up to a length of FINE
 WINDOW = 16                     # batches that are sorted by length together
 
 
@@ -53,8 +53,13 @@ class Units:
 
     def shape(self, chosen):
         """(B, T) of a batch of these units."""
-        longest = int(self.lengths[chosen].max())
-        return len(chosen), min(-(-longest // MULTIPLE) * MULTIPLE, self.seq)
+        return len(chosen), int(self.padded(self.lengths[chosen].max()))
+
+    def padded(self, lengths):
+        """T of a batch whose longest unit has this length, for one or many."""
+        doublings = np.ceil(np.log2(np.maximum(lengths, FINE) / FINE)).astype(np.int64)
+        grain = MULTIPLE << doublings
+        return np.minimum(-(-lengths // grain) * grain, self.seq)
 
     def batch(self, chosen):
         """The Batch of these units."""
@@ -94,6 +99,12 @@ class Batches:
         """Shape (B, T) -> how often it occurs, over an iterable of steps."""
         return Counter(map(self.shape, steps))
 
+    def possible_shapes(self):
+        """Every shape (B, T) that some epoch may have: the longest of B units is at least the Bth of all by length."""
+        padded = self.units.padded(np.sort(self.units.lengths))
+        full, rest = min(self.batch_size, len(padded)), len(padded) % self.batch_size
+        return {(B, int(T)) for B in (full, rest or full) for T in np.unique(padded[B - 1:])}
+
     def _chosen(self, step):
         epoch, index = divmod(step, self.per_epoch)
         if epoch != self._epoch:
@@ -116,7 +127,14 @@ class InOrder:
     def __getitem__(self, index):
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self.units.batch(self._order[index * self.batch_size:(index + 1) * self.batch_size])
+        return self.units.batch(self._chosen(index))
+
+    def shapes(self):
+        """The shapes (B, T) that occur, known without making a batch."""
+        return {self.units.shape(self._chosen(index)) for index in range(len(self))}
+
+    def _chosen(self, index):
+        return self._order[index * self.batch_size:(index + 1) * self.batch_size]
 
 
 def order(lengths, batch_size, seed):

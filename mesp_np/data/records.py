@@ -1,9 +1,5 @@
 """Records: the documents and rows in a user's files, before any of them becomes tokens.
 
-    .txt      the whole file is one document; CRLF counts as a line end
-    .jsonl    an object a line
-    folder    train.jsonl or train.txt, and perhaps valid and test files of the same kinds
-
 A row has one of these forms, tried in this order; other keys are ignored:
 
     {"prompt", "completion"}                  both strings, or both lists of messages
@@ -14,18 +10,16 @@ A row has one of these forms, tried in this order; other keys are ignored:
 
 A conversation may have "tools" beside it, a list or that list as a JSON string.
 
-A file of rows is never held whole.  Lines end at the newline byte and nowhere else:
-str.splitlines would also cut at U+2028, which may stand inside a JSON string.  A byte-order
-mark, CRLF, blank lines and a missing last newline are accepted.  Everything else that is
-odd is a BadRow that names file, line and reason, never a row quietly dropped or guessed.
+Whatever is odd is a BadRow that names file, line and reason, never a row quietly dropped
+or guessed.  A document is no row but a whole file; `files` reads it.
 """
 
-import codecs
 import json
+import reprlib
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from mesp_np.errors import UserError
+from mesp_np.errors import LISTED, UserError
 
 TEXTS = ("document", "text")             # forms of a record that are no conversation
 FORMS = "text, messages, conversations, prompt and completion, or instruction and output"
@@ -44,7 +38,7 @@ class Record:
 
     form      document, text, completion, messages, conversations or instruction
     where     file and line, for messages
-    text      a document's or a text's characters
+    pieces    a document's or a text's characters, in strings that can be read once
     messages  a conversation: dicts with role and content, as a chat template takes them
     asked     how many of the messages are the question, and are not to be learned
     tools     what the template is to offer the model, or None
@@ -53,55 +47,33 @@ class Record:
 
     form: str
     where: str
-    text: str = ""
+    pieces: Iterable[str] = ()
     messages: tuple = ()
     asked: int = 0
     tools: list | None = None
     plain: tuple | None = None
 
-
-def find(path, stem="train"):
-    """The file of a folder called `stem`.jsonl or .txt, or None; a file is its own training file."""
-    path = Path(path)
-    if not path.is_dir():
-        return path if stem == "train" else None
-    found = [file for suffix in (".jsonl", ".txt") if (file := path / (stem + suffix)).exists()]
-    if len(found) > 1:
-        raise UserError(f"{path}: holds both {stem}.jsonl and {stem}.txt", "name the file that is meant")
-    if not found and stem == "train":
-        raise UserError(f"{path}: holds neither train.jsonl nor train.txt", "name a folder with one, or a file")
-    return found[0] if found else None
+    @property
+    def begins_with_answer(self):
+        """Whether the first message is an answer that nothing precedes."""
+        return not self.asked and self.messages[:1] and self.messages[0]["role"] == "assistant"
 
 
-def lines(path):
-    """Yield (where, bytes) of each piece of a file: a row that is not blank, or a whole document."""
-    path = Path(path)
-    if path.suffix not in (".txt", ".jsonl"):
-        raise UserError(f"{path}: is neither .txt nor .jsonl", "write plain text, or one JSON object a line")
-    try:
-        with open(path, "rb") as file:
-            pieces = [(path, file.read())] if path.suffix == ".txt" else _numbered(path, file)
-            for index, (where, piece) in enumerate(pieces):
-                piece = piece.removeprefix(codecs.BOM_UTF8) if index == 0 else piece
-                if piece.strip():
-                    yield str(where), piece
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})", "check the path given as --data") from None
-
-
-def parse(where, piece):
-    """The Record of what `lines` yields.  Raises BadRow."""
-    if where.endswith(".txt"):
-        return Record("document", where, _decode(piece, where).replace("\r\n", "\n"))
-    row = _object(piece.strip(), where)
+def parse(where, content):
+    """The Record of what `files.contents` yields.  Raises BadRow."""
+    if not isinstance(content, bytes):
+        return Record("document", where, content)
+    row = _object(content.strip(), where)
     for keys, make in READERS.items():
         if all(key in row for key in keys):
             return make(row, where)
-    raise BadRow(f"{where}: has only {', '.join(row) or 'no keys'}", f"give {FORMS}")
+    raise BadRow(f"{where}: has only {_listed(row) or 'no keys'}", f"give {FORMS}")
 
 
-def _numbered(path, file):
-    return ((f"{path}:{number}", line) for number, line in enumerate(file, 1))
+def not_utf8(where, error, end):
+    """The BadRow for an error in decoding bytes of a file or row, of which the last stands before the place `end`."""
+    at, byte = end - len(error.object) + error.start, error.object[error.start]
+    return BadRow(f"{where}: not UTF-8 (byte 0x{byte:02x} at {at})", "save the file as UTF-8")
 
 
 def _object(line, where):
@@ -127,15 +99,21 @@ def _decode(data, where):
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadRow(f"{where}: not UTF-8 (byte 0x{data[error.start]:02x} at {error.start})",
-                     "save the file as UTF-8") from None
+        raise not_utf8(where, error, len(data)) from None
+
+
+def _listed(keys):
+    """The first keys, whatever characters they have and however long they are."""
+    keys = list(keys)
+    more = [f"and {len(keys) - LISTED} more"] if len(keys) > LISTED else []
+    return ", ".join([reprlib.repr(key) for key in keys[:LISTED]] + more)
 
 
 def _each_once(pairs, where):
     """A dict of an object's pairs; JSON itself would keep the last of two equal keys in silence."""
     row = dict(pairs)
     if len(row) < len(pairs):
-        raise BadRow(f"{where}: a key stands twice among {', '.join(key for key, _ in pairs)}", "keep one of them")
+        raise BadRow(f"{where}: a key stands twice among {_listed(key for key, _ in pairs)}", "keep one of them")
     return row
 
 
@@ -168,7 +146,7 @@ def _alpaca(row, where):
 
 
 def _text(row, where):
-    return Record("text", where, _string(row, "text", where))
+    return Record("text", where, (_string(row, "text", where),))
 
 
 READERS = {("prompt", "completion"): _completion, ("messages",): _chat, ("conversations",): _sharegpt,

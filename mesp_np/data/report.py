@@ -10,7 +10,7 @@ from itertools import groupby
 import numpy as np
 from rich.text import Text
 
-from mesp_np.json_file import read_object
+from mesp_np.checkpoint.folder import eos_ids
 from mesp_np.ops.cross_entropy import IGNORE
 
 LEARNED = "bold green"
@@ -34,6 +34,9 @@ def about(source, seq):
         yield f"  {places.count:,} skipped, {reason}: {_first(places)}"
     if source.bad.count:
         yield f"  {source.bad.count:,} bad rows skipped: {_first(source.bad)}"
+    if source.unasked.count:
+        yield (f"  {source.unasked.count:,} conversations begin with an answer, which is not learned: "
+               f"{_first(source.unasked)}")
     if source.written.count:
         yield (f"  {source.written.count:,} texts spell control tokens, which are learned as plain characters "
                f"(give conversations as messages): {_first(source.written)}")
@@ -65,7 +68,8 @@ def example(row, tokenizer):
 def endings(checkpoint, encoder, has_conversations):
     """Warnings when a folder's files disagree about the end of text, or its conversations end in another way."""
     tokenizer, eos = checkpoint.tokenizer, checkpoint.tokenizer.eos_id
-    said = {name: ids for name in ("generation_config.json", "config.json") if (ids := _eos_ids(checkpoint, name))}
+    files = (checkpoint.folder / name for name in ("generation_config.json", "config.json"))
+    said = {path.name: ids for path in files if (ids := eos_ids(path))}
     if any(eos not in ids for ids in said.values()):
         others = ", ".join(f"{name} {_names(tokenizer, ids)}" for name, ids in said.items())
         yield (f"the files disagree about the end of text: tokenizer_config.json says {tokenizer.eos_name}, {others}; "
@@ -75,12 +79,6 @@ def endings(checkpoint, encoder, has_conversations):
         yield (f"conversations end a turn with {_names(tokenizer, [end])}, but generation stops at "
                f"{_names(tokenizer, checkpoint.eos_ids) or 'nothing'}: list it under eos_token_id in "
                "generation_config.json; a base model has never learned it, and adapters cannot teach it")
-
-
-def _eos_ids(checkpoint, name):
-    path = checkpoint.folder / name
-    ids = read_object(path).get("eos_token_id") if path.exists() else None
-    return ids if isinstance(ids, list) or ids is None else [ids]
 
 
 def _names(tokenizer, ids):

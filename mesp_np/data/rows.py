@@ -19,21 +19,24 @@ A row that predicts nothing is skipped and counted: a batch of such rows has no 
 Tokens are never all in memory.  One pass over the file appends ids and labels of each row to
 a temporary file (in TMPDIR, 8 bytes a position), which is then mapped; of a row, memory holds
 the place, the length and the number of targets, 16 bytes.  The file has no name, so it is
-gone with the process, however that ends.
+gone with the process, however that ends.  A document is read and encoded a part at a time,
+and its windows are written as they come; only a tokenizer that must see all of a text at once
+(`checkpoint.tokenizer`) takes it whole, at some 500 bytes a token.
 """
 
 import tempfile
 from array import array
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mesp_np.data import records
+from mesp_np.data import files, records
+from mesp_np.data.source import Source
 from mesp_np.errors import LISTED, UserError
 from mesp_np.ops.cross_entropy import IGNORE
 
 HELD_OUT = 0.05
+TOO_SHORT = "fewer than two tokens"
 
 
 @dataclass(frozen=True)
@@ -42,47 +45,6 @@ class Row:
 
     ids: np.ndarray
     labels: np.ndarray
-
-
-@dataclass
-class Places:
-    """Where something happened: how often, and the first places."""
-
-    count: int = 0
-    first: list = field(default_factory=list)
-
-    def add(self, where):
-        self.count += 1
-        if len(self.first) < LISTED:
-            self.first.append(where)
-
-
-@dataclass
-class Source:
-    """What became of the records of one file.
-
-    path       the file
-    forms      form of record -> how many made rows
-    truncated  how many records were cut
-    skipped    reason -> Places of records that predict nothing
-    bad        Places of rows that could not be used, with the reasons
-    written    Places of texts that spell control tokens
-    """
-
-    path: str
-    forms: Counter = field(default_factory=Counter)
-    truncated: int = 0
-    skipped: dict = field(default_factory=dict)
-    bad: Places = field(default_factory=Places)
-    written: Places = field(default_factory=Places)
-
-    @property
-    def has_conversations(self):
-        """Whether some of the records are not plain text."""
-        return any(form not in records.TEXTS for form in self.forms)
-
-    def skip(self, reason, where):
-        self.skipped.setdefault(reason, Places()).add(where)
 
 
 @dataclass(frozen=True)
@@ -158,30 +120,27 @@ def load(path, encoder, seq, seed=0, max_bad_rows=0):
     seq           positions in a row, at most
     max_bad_rows  how many rows that cannot be used are skipped; one more is an error
     """
-    train = load_file(records.find(path), encoder, seq, max_bad_rows)
-    valid = records.find(path, "valid")
+    train = load_file(files.find(path), encoder, seq, max_bad_rows)
+    valid = files.find(path, "valid")
     return (train, load_file(valid, encoder, seq, max_bad_rows)) if valid else hold_out(train, seed)
 
 
 def load_file(path, encoder, seq, max_bad_rows=0):
     """Rows of one file, as in `load`.  Raises UserError when none can be trained, or too many are bad."""
     source, writer = Source(str(path)), Writer()
-    for where, piece in records.lines(path):
+    for where, content in files.contents(path):
         try:
-            record = records.parse(where, piece)
-            ids, mask = encoder.encode(record)
+            record = records.parse(where, content)
+            write = _text if record.form in records.TEXTS else _conversation
+            if reason := write(writer, source, record, encoder, seq):
+                source.skip(reason, where)
+            else:
+                source.forms[record.form] += 1
         except records.BadRow as error:
             source.bad.add(str(error))
             if source.bad.count > max(max_bad_rows, LISTED):
                 break
-            continue
-        if encoder.spells_control(record):
-            source.written.add(record.where)
-        _append(writer, source, record, ids, mask, seq)
-    if source.bad.count > max_bad_rows:
-        raise _too_many(source, max_bad_rows)
-    if not source.forms:
-        raise _nothing(source)
+    source.check(max_bad_rows)
     return writer.rows(source)
 
 
@@ -193,45 +152,46 @@ def hold_out(rows, seed, fraction=HELD_OUT):
     return rows.part(np.sort(order[held:])), rows.part(np.sort(order[:held]))
 
 
-def _append(writer, source, record, ids, mask, seq):
-    """Write the rows of a record, or note why there are none."""
-    starts = range(0, max(1, len(ids) - 1), seq)
-    if record.form != "document":
-        source.truncated += len(starts) > 1
-        starts = starts[:1]
-    made = 0
-    for start in starts:
-        tokens, learned = ids[start:start + seq + 1], mask[start + 1:start + seq + 1]
-        if learned.any():
-            writer.add(tokens[:-1], np.where(learned, tokens[1:], IGNORE))
-            made += 1
-    if made:
-        source.forms[record.form] += 1
-    else:
-        source.skip(_reason(mask, seq), record.where)
+def _text(writer, source, record, encoder, seq):
+    """Write the windows of a text while it is encoded, of a row the first alone.  Returns why there are none, or ""."""
+    is_row, written = record.form == "text", False
+    windows = _windows(encoder.stream(record), seq)
+    for index, (tokens, spells) in enumerate(list(windows) if is_row else windows):     # a bad row raises here
+        written = written or spells
+        if len(tokens) > 1 and not (is_row and index):
+            writer.add(tokens[:-1], tokens[1:])
+    source.truncated += is_row and index > 0
+    if written:
+        source.written.add(record.where)
+    return "" if len(tokens) > 1 else TOO_SHORT
 
 
-def _reason(mask, seq):
-    if len(mask) < 2:
-        return "fewer than two tokens"
+def _windows(parts, seq):
+    """Yield (tokens, spells) of windows of seq + 1 tokens, each beginning with the last token of the one before.
+
+    parts   (ids (n,), whether they spell a control token) of a text, part by part
+    tokens  (seq + 1,) ids; fewer in the last window, which has less than two only when it is the first
+    spells  whether a control token is spelled so far
+    """
+    held, spells = np.empty(0, np.int32), False
+    for ids, spelled in parts:
+        held, spells = np.append(held, ids), spells or spelled
+        while len(held) > seq + 1:
+            yield held[:seq + 1], spells
+            held = held[seq:]
+    yield held, spells
+
+
+def _conversation(writer, source, record, encoder, seq):
+    """Write the row of a conversation.  Returns why there is none, or ""."""
+    ids, mask = encoder.encode(record)
+    tokens, learned = ids[:seq + 1], mask[1:seq + 1]
+    source.truncated += len(ids) > len(tokens)
+    if encoder.mask_prompt and record.begins_with_answer:
+        source.unasked.add(record.where)
+    if learned.any():
+        writer.add(tokens[:-1], np.where(learned, tokens[1:], IGNORE))
+        return ""
+    if len(ids) < 2:
+        return TOO_SHORT
     return f"no token to train within {seq + 1}" if mask[1:].any() else "no token to train"
-
-
-def _too_many(source, allowed):
-    """The error for more bad rows than are allowed; it lists the first."""
-    bad = source.bad
-    if bad.count == 1:
-        return UserError(bad.first[0])
-    more = ["and more"] if bad.count > len(bad.first) else []
-    return UserError("\n  ".join([f"{source.path}: more than {allowed} bad rows; mend them, or allow more with "
-                                  "--max-bad-rows", *bad.first, *more]))
-
-
-def _nothing(source):
-    """The error for a file of which nothing can be trained."""
-    if not source.skipped and not source.bad.count:
-        return UserError(f"{source.path}: is empty", "it must hold some text")
-    reasons = [f"{reason}: {', '.join(places.first[:5])}" for reason, places in source.skipped.items()]
-    reasons += [f"bad rows: {source.bad.count}"] * bool(source.bad.count)
-    return UserError(f"{source.path}: no row can be trained ({'; '.join(reasons)})",
-                     "give longer texts, or conversations with answers, or raise --seq")

@@ -16,7 +16,8 @@ Saved      SGD nothing; AdamW two moments per parameter
 Cost       4 M FLOPs for SGD, 14 M for AdamW
 
 The gradient is multiplied by `clip` on the way in, which is 1 unless the global norm is
-above its limit (Pascanu et al., arXiv 1211.5063).
+above its limit (Pascanu et al., arXiv 1211.5063), and NaN when the norm is not finite: such a
+step moves nothing.
 
 Source    Kingma and Ba, Adam, arXiv 1412.6980, algorithm 1; Loshchilov and Hutter, Decoupled
           Weight Decay Regularization, arXiv 1711.05101, algorithm 2; order as in PyTorch.
@@ -51,12 +52,16 @@ def add_squares(team, total, grad):
 
 @kernel
 def _sgd(param, grad, rate, decay, clip, start, stop):
+    if math.isnan(clip):
+        return
     for i in range(start, stop):
         param[i] -= rate * (clip * grad[i] + decay * param[i])
 
 
 @kernel
 def _adamw(param, grad, first, second, rate, beta1, beta2, bias1, bias2, eps, decay, clip, start, stop):
+    if math.isnan(clip):
+        return
     one = param.dtype.type(1)
     for i in range(start, stop):
         g = clip * grad[i]

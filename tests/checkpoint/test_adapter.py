@@ -157,12 +157,14 @@ def test_settings_that_differ_from_the_run(folder):
     {"layers_to_transform": [-1]}, {"layers_to_transform": "0"}, {"layers_pattern": "blocks"}, {"lora_dropout": 1.0},
     {"exclude_modules": ["x"]}, {"init_lora_weights": "pissa"}, {"init_lora_weights": "olora"},
     {"trainable_token_indices": [1]}, {"some_later_invention": True}, {"target_modules": ["embed_tokens", "q_proj"]},
+    {"target_modules": ["q_proj", "lm_head"]}, {"modules_to_save": ["embed_tokens"]},
     {"target_modules": ".*q_proj"}, {"target_modules": None}, {"target_modules": []}, {"r": 0}, {"r": True},
-    {"lora_alpha": None}, {"lora_alpha": -1}])
+    {"r": 10 ** 30}, {"lora_alpha": None}, {"lora_alpha": -1}, {"lora_alpha": 1e300}, {"use_rslora": "false"},
+    {"use_rslora": 1}])
 def test_refused_settings_are_named(folder, changes):
     set_config(folder, **changes)
     key, value = next(iter(changes.items()))
-    assert f"{key} is {value!r}" in refusal(folder)
+    assert f"{key} is {'not there' if value is None else repr(value)}" in refusal(folder)
 
 
 def test_harmless_settings_are_accepted(folder):
@@ -244,3 +246,12 @@ def test_folders_that_are_no_adapters(folder, tmp_path):
     set_config(folder, peft_type="IA3")
     with pytest.raises(UserError, match="peft_type is 'IA3'"):
         read_config(folder)
+
+
+@pytest.mark.parametrize("module", ["lm_head", "model.embed_tokens"])
+def test_adapters_of_the_head_or_the_embedding_are_not_ignored(folder, module):
+    """Not even where the settings do not speak of them."""
+    names = [f"base_model.model.{module}.{side}" for side in ("lora_A.weight", "lora_embedding_A", "weight")]
+    set_tensors(folder, lambda tensors: tensors.update(dict.fromkeys(names, np.zeros((4, 16), np.float32))))
+    message = refusal(folder)
+    assert all(f"{name} is unexpected" in message for name in names)

@@ -75,6 +75,28 @@ def test_full_disk(tmp_path, monkeypatch):
     assert content(tmp_path / "folder") == {"a": "old", "b": "old"} and os.listdir(tmp_path) == ["folder"]
 
 
+@pytest.mark.parametrize("number, hint", [
+    (errno.ENOSPC, "free some space"), (errno.EDQUOT, "free some space"), (errno.EACCES, "ask for permission"),
+    (errno.EROFS, "ask for permission"), (errno.EIO, "is unchanged; choose another place"),
+    (errno.EISDIR, "is unchanged; choose another place")])
+def test_the_hint_fits_the_fault(tmp_path, number, hint):
+    for context in (new_file(tmp_path / "out"), new_folder(tmp_path / "out")):
+        with pytest.raises(UserError) as raised, context:
+            raise OSError(number, "refused")
+        assert str(raised.value).startswith(f"{tmp_path}/out: cannot be written (refused); what was there is unchanged")
+        assert hint in str(raised.value)
+
+
+def test_the_file_at_fault_is_named_as_it_would_have_been(tmp_path):
+    """Another file than the one to be written; of the folder beside, nothing is said."""
+    for name, expected in (("/other/LICENSE", "(/other/LICENSE: refused)"),
+                           (f"{tmp_path}/.out.new/a", f"({tmp_path}/out/a: refused)"),
+                           (f"{tmp_path}/.out.new", "(refused)")):
+        with pytest.raises(UserError) as raised, new_folder(tmp_path / "out"):
+            raise OSError(errno.EIO, "refused", name)
+        assert expected in str(raised.value)
+
+
 def test_windows(tmp_path, monkeypatch):
     """Windows opens no folder, and flushes only what is open for writing."""
     plain_open, plain_sync, writable = os.open, os.fsync, set()

@@ -1,5 +1,6 @@
 """Loading and saving a model's folder; everything that can be wrong with its weights."""
 
+import errno
 import json
 from dataclasses import replace
 
@@ -130,13 +131,20 @@ def test_shards_that_are_missing_cut_off_or_overlap(tmp_path):
     with pytest.raises(UserError, match="is in 2 shards"):
         folder.load(tmp_path / "model")
     first, second = sorted((tmp_path / "model").glob("model-*"))
+    whole = second.read_bytes()
+    second.write_bytes(whole[:-4])
+    with pytest.raises(UserError) as raised:
+        folder.load(tmp_path / "model")
+    assert str(raised.value).startswith(f"{second}: is cut off") and str(raised.value).count("; ") == 1
     first.write_bytes(first.read_bytes()[:-4])
     second.unlink()
-    with pytest.raises(UserError, match="(?s)2 problems.*00001.*is cut off.*00002.*cannot be read"):
+    with pytest.raises(UserError, match=r"(?s)2 problems; download[^;]*\n  model-00001[^;]*is cut off"
+                                        r"[^;]*\n  model-00002[^;]*cannot be read[^;]*$"):
         folder.load(tmp_path / "model")
 
 
-@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "", "..", 7, ["x"]])
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "a/b.safetensors", "", "..", "\0", "\ud800",
+                                  7, ["x"]])
 def test_an_index_must_not_lead_out_of_its_folder(tmp_path, name):
     saved(tmp_path / "model")
     (tmp_path / "model" / WEIGHTS).rename(tmp_path / "outside.safetensors")
@@ -217,8 +225,14 @@ def test_eos_ids(tmp_path, generation, config, expected):
 
 def test_wrong_eos_id(tmp_path):
     saved(tmp_path / "model")
-    (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": "x"}')
-    with pytest.raises(UserError, match="eos_token_id"):
+    for value in ("x", -1, 10 ** 30, [3, -1]):
+        (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+        with pytest.raises(UserError, match="generation_config.json: eos_token_id is"):
+            folder.load(tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").unlink()
+    config = tmp_path / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"eos_token_id": -1}))
+    with pytest.raises(UserError, match="/config.json: eos_token_id is"):
         folder.load(tmp_path / "model")
 
 
@@ -232,6 +246,34 @@ def test_saving_over_the_folder_that_is_mapped(tmp_path):
     again = folder.load(path)
     assert all(np.array_equal(again.weights[name], weights[name]) for name in weights)
     assert again.eos_ids == {256, 258}
+
+
+def test_folders_among_the_companions_are_left_out(tmp_path):
+    """As of a model that comes with LICENSES/; a licence that is a file is copied."""
+    saved(tmp_path / "model")
+    for name in ("LICENSES", "NOTICES"):
+        (tmp_path / "model" / name).mkdir()
+        (tmp_path / "model" / name / "MIT.txt").write_text("MIT")
+    (tmp_path / "model" / "LICENSE.txt").write_text("mine")
+    weights = folder.load(tmp_path / "model").weights
+    folder.derive(tmp_path / "derived", tmp_path / "model", weights)
+    folder.save(tmp_path / "saved", config_of(True), weights, tmp_path / "model")
+    for out in ("derived", "saved"):
+        assert (tmp_path / out / "LICENSE.txt").read_text() == "mine"
+        assert not list((tmp_path / out).glob("*S"))
+
+
+def test_a_companion_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    saved(tmp_path / "model")
+    checkpoint, companion = folder.load(tmp_path / "model"), tmp_path / "model" / "tokenizer.json"
+
+    def refuse(path, copy):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(folder.shutil, "copyfile", refuse)
+    with pytest.raises(UserError, match=f"/out: cannot be written .{companion}: Permission denied.*ask for permission"):
+        folder.derive(tmp_path / "out", tmp_path / "model", checkpoint.weights)
+    assert not (tmp_path / "out").exists()
 
 
 def test_default_folder():

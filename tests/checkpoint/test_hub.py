@@ -97,6 +97,22 @@ def test_a_plan_needs_no_weights(cache):
     assert main(["plan", "--model", NAME, "--seq", "8"]) == 0
 
 
+def test_a_plan_of_half_a_download(cache, capsys):
+    """GIVEN one of two shards WHEN a step is planned THEN as without any weights; with both they are read."""
+    snapshot = fill(cache)
+    assert main(["plan", "--model", NAME, "--seq", "8"]) == 0
+    whole = capsys.readouterr().out
+    first, second = (snapshot / f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
+    (snapshot / "model.safetensors").rename(first)
+    (snapshot / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": first.name, "b": second.name}}))
+    assert main(["plan", "--model", NAME, "--seq", "8"]) == 0
+    assert capsys.readouterr().out == whole
+    second.touch()
+    assert main(["plan", "--model", NAME, "--seq", "8"]) == 1
+    assert f"{second}: is empty" in capsys.readouterr().err
+
+
 def test_a_missing_shard_is_downloaded(cache, monkeypatch):
     snapshot = fill(cache)
     (snapshot / "model.safetensors").rename(snapshot / "model-00001-of-00002.safetensors")

@@ -116,9 +116,11 @@ def test_names_that_match_nothing_are_told(tmp_path):
 
 @pytest.mark.parametrize("changes, words", [
     ({"fine_tune_type": "dora"}, "fine_tune_type is 'dora'"), ({"fine_tune_type": "full"}, "fine_tune_type is 'full'"),
-    ({"lora_parameters": None}, "has no lora_parameters"), ({"num_layers": None}, "num_layers is None"),
+    ({"lora_parameters": None}, "has no lora_parameters"), ({"num_layers": None}, "num_layers is not there"),
     ({"lora_parameters": {"rank": 0, "scale": 1.0}}, "rank is 0"),
-    ({"lora_parameters": {"rank": 8, "alpha": 16}}, "scale is None"),
+    ({"lora_parameters": {"rank": 10 ** 30, "scale": 1.0}}, "rank is 1000"),
+    ({"lora_parameters": {"rank": 8, "scale": 5e37}}, "scale * rank is 4e+38"),
+    ({"lora_parameters": {"rank": 8, "alpha": 16}}, "scale is not there"),
     ({"lora_parameters": {"rank": 8, "scale": 1, "dropout": 1}}, "dropout is 1"),
     ({"lora_parameters": {"rank": 8, "scale": 1, "keys": ["self_attn.qkv_proj"]}}, "keys is"),
     ({"lora_parameters": {"rank": 8, "scale": 1, "keys": []}}, "keys is")])
@@ -157,3 +159,12 @@ def test_mlx_computes_what_we_compute(tmp_path):
         ours, without = engine.loss(batch), their_loss(model)
     tuner.load_adapters(model, path)
     assert abs(their_loss(model) - ours) < 1e-5 < 0.1 < abs(without - ours)
+
+
+@pytest.mark.parametrize("module", ["lm_head", "model.embed_tokens", "embed_tokens"])
+def test_adapters_of_the_head_or_the_embedding_are_refused_by_name(tmp_path, module):
+    with small.engine(**SETTINGS) as engine:
+        settings = {"rank": 8, "scale": 20.0, "dropout": 0.0, "keys": ["self_attn.q_proj", module]}
+        path = write(tmp_path / "mlx", engine.parameters, lora_parameters=settings)
+    with pytest.raises(UserError, match=f"keys is .*{module}"):
+        read_config(path)

@@ -1,6 +1,10 @@
 """The reader against the safetensors library and against every way a file can be wrong; the writer's bytes."""
 
 import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,6 +44,30 @@ def test_every_bfloat16_pattern_survives(tmp_path):
     safetensors_file.write(tmp_path / "x.safetensors", {"w": bits}, BF16)
     read = safetensors_file.read(tmp_path / "x.safetensors")["w"]
     assert read.dtype == BF16 and np.array_equal(read, bits)
+
+
+READ = """
+import hashlib
+import numpy as np
+from mesp_np.checkpoint import safetensors_file
+from mesp_np.ops.quant import widen
+stored = safetensors_file.read(sys.argv[1])["w"]
+widen(dense := np.empty(stored.shape, np.float32), stored)
+print(stored.dtype, hashlib.sha256(stored.tobytes() + dense.tobytes()).hexdigest())
+"""
+WITHOUT = "import sys; sys.modules['ml_dtypes'] = None"                              # importing it is an ImportError
+STUB = "import sys, types; sys.modules['ml_dtypes'] = types.SimpleNamespace(bfloat16='<f2')"
+BESIDE = "import sys, ml_dtypes" if find_spec("ml_dtypes") else STUB
+
+
+def test_bfloat16_is_the_same_beside_a_module_that_teaches_it_to_numpy(tmp_path):
+    """Once ml_dtypes is imported, anywhere in a process, NumPy knows a dtype of that name; nothing here asks for it."""
+    bits = np.arange(65536, dtype=BF16).reshape(256, 256)
+    safetensors_file.write(tmp_path / "x.safetensors", {"w": bits}, BF16)
+    found = [subprocess.run([sys.executable, "-c", before + READ, str(tmp_path / "x.safetensors")], text=True,
+                            capture_output=True, check=True, cwd=Path(__file__).parents[2]).stdout
+             for before in (WITHOUT, BESIDE)]
+    assert found[0] == found[1] and found[0].startswith("uint16 ")
 
 
 @pytest.mark.parametrize("dtype, values", [("F32", np.arange(6, dtype=np.float32)), ("BF16", np.arange(6, dtype=BF16)),

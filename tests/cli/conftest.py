@@ -1,5 +1,7 @@
 """A tiny model folder and a tiny text, for commands to work on."""
 
+from contextlib import contextmanager
+
 import pytest
 
 from mesp_np.checkpoint import folder
@@ -20,3 +22,20 @@ def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "text.jsonl"
     path.write_text("".join(f'{{"text": "line {i}: the cat sat on the mat"}}\n' for i in range(24)))
     return str(path)
+
+
+@pytest.fixture
+def full_disk():
+    """A block in which no file grows beyond so many bytes: as on a full disk, a part is written and then no more."""
+    resource = pytest.importorskip("resource")
+
+    @contextmanager
+    def limited(size):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from mesp_np.checkpoint.adapter_config import read_config
 from mesp_np.cli import flags, main
 from mesp_np.config import RunConfig
 from mesp_np.errors import UsageError
-from tests import small
+from tests import small, tiny_tokenizer
 
 
 def run_config(*argv, **defaults):
@@ -94,6 +95,16 @@ def test_both_dialects_answer_alike(model, peft, mlx, capsys):
         assert main(["generate", "--model", model, "--adapter", path, "--prompt", "the cat", "--max-tokens", "8"]) == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("command", [["plan"], ["generate", "--prompt", "x"]], ids=" ".join)
+def test_an_adapter_of_another_model(peft, command, tmp_path, capsys):
+    """A plan tells it as everything else does: the adapter by name, and what does not fit."""
+    config = small.model_config(vocab_size=tiny_tokenizer.VOCAB_SIZE, intermediate_size=96)
+    folder.save(tmp_path / "model", config, small.weights(config), tiny_tokenizer.write(tmp_path / "tokenizer"))
+    assert main([*command, "--model", str(tmp_path / "model"), "--adapter", peft]) == 1
+    words = r".*1\.mlp\.up_proj\.lora_B\.weight has shape \(\d+, 4\), expected \(96, 4\); the adapter does not fit"
+    assert re.search(peft + ": " + words, capsys.readouterr().err)
 
 
 def test_layers_the_model_does_not_have(model, peft, tmp_path, capsys):

@@ -74,6 +74,21 @@ def test_compare_for_a_person(model, data, capsys):
     assert "equal" in out and "DIFFERS" not in out and "the theory's mean" in out and "silu" in out
 
 
+def test_compare_cuts_no_figure_when_it_is_piped(model, monkeypatch, capsys):
+    """Side by side, the categories of six methods need more than 60 columns."""
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["compare", "--model", model, "--batch-size", "1", "--seq", "8", "--rounds", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "\u2026" not in out and out.count("bytes at the peak") > 1
+    assert {name for line in out.splitlines() if "bytes at the peak" in line for name in line.split()} >= set(METHODS)
+
+
+@pytest.mark.parametrize("names", ["foo", "foo,mesp", "mezo,foo"])
+def test_compare_of_an_unknown_method(names, model, capsys):
+    assert main(["compare", "--model", model, "--methods", names]) == 2
+    assert "'foo'; choose from store, mebp" in capsys.readouterr().err
+
+
 def test_gradcheck_json_and_exit_code(capsys, monkeypatch):
     result = as_json(capsys, "gradcheck", "op", "lora")
     assert result["checks"] and all(set(check) == {"max_relative_error", "tolerance", "passed"}

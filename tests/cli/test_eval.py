@@ -8,10 +8,12 @@ import pytest
 
 from mesp_np.checkpoint import adapter, folder
 from mesp_np.cli import main
+from mesp_np.data.batches import InOrder
 from mesp_np.engine import Engine, plan_setup
 from mesp_np.evaluate import Evaluation, evaluate, memory_needed
 from mesp_np.generate import generator, likeliest
-from tests import small
+from mesp_np.json_file import dumps
+from tests import small, tiny_tokenizer
 
 KEYS = {"loss", "perplexity", "token_accuracy", "trained_tokens"}
 
@@ -100,14 +102,39 @@ def test_flags_decide_what_is_counted(model, lines, tmp_path, capsys):
 
 
 def test_a_perplexity_beyond_numbers_is_infinite():
+    """In JSON, which has no word for that, it is null."""
     figures = Evaluation(loss=800.0, token_accuracy=0.0, trained_tokens=3).to_json()
-    assert figures["perplexity"] == math.inf and json.loads(json.dumps(figures))["perplexity"] == math.inf
+    assert figures["perplexity"] == math.inf and json.loads(dumps(figures))["perplexity"] is None
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_loss_that_is_no_number_is_one_clear_line(lines, tmp_path, capsys, flags):
+    path = tiny_tokenizer.write(tmp_path / "model")
+    config = small.model_config(vocab_size=tiny_tokenizer.VOCAB_SIZE)
+    weights = small.weights(config)
+    weights["model.norm.weight"][3] = np.nan
+    folder.save(path, config, weights, path)
+    assert main(["eval", "--model", str(path), "--data", lines, *flags]) == 1
+    out, error = capsys.readouterr()
+    assert out == "" and "mesp-np eval: the loss is not a number (nan); the model's weights" in error
+
+
+@pytest.mark.parametrize("width", [1, 20, 39])
+def test_no_terminal_is_too_narrow_for_a_figure(model, lines, adapter_folder, monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    both = as_json(capsys, "--model", model, "--data", lines, "--adapter", adapter_folder)
+    main(["eval", "--model", model, "--data", lines, "--adapter", adapter_folder])
+    out = capsys.readouterr().out
+    for figures in (both, both["base"]):
+        for shown in (f"{figures['loss']:.4f}", f"{figures['perplexity']:.2f}", f"{figures['token_accuracy']:.2%}"):
+            assert shown in out
+    assert out.count("45") >= 2 and "trained tokens" in out
 
 
 def test_the_arena_is_exactly_as_large_as_the_largest_batch_needs():
     config, weights = small.model_config(), small.weights(small.model_config())
     run = small.run_config(trainable="none")
-    batches = [small.batch(config, 1, 5), small.batch(config, 3, 13)]
+    batches = InOrder(small.rows([([1] * length, [2] * length) for length in (3, 5, 13)]), 2, run.seq)
     extent = memory_needed(config, run, batches, weights)
     with small.Engine(config, weights, run, extent) as engine:
         found = evaluate(engine, batches)

@@ -1,6 +1,7 @@
 """merge: a plain folder that answers as base and adapter did, and nothing half-written."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def test_a_quantised_base_becomes_a_plain_folder(data, tmp_path, capsys):
 def test_places_that_are_in_use_are_refused(model, adapter_folder, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
-    for out in (tmp_path / "full", tmp_path / "full" / "mine.txt", model):
+    for out in (tmp_path / "full", tmp_path / "full" / "mine.txt", model, adapter_folder):
         assert main(["merge", "--model", model, "--adapter", adapter_folder, "--out", str(out)]) == 1
         assert "is there already" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine.txt"]
@@ -108,6 +109,36 @@ def test_an_adapter_that_does_not_fit_leaves_nothing(model, adapter_folder, tmp_
     assert main(["merge", "--model", model, "--adapter", str(other), "--out", str(tmp_path / "merged")]) == 1
     assert f"{name} is missing" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+@pytest.mark.parametrize("number", [np.nan, 3e38])
+def test_an_adapter_whose_sum_is_not_finite_leaves_nothing(model, adapter_folder, tmp_path, capsys, number):
+    other = Path(shutil.copytree(adapter_folder, tmp_path / "adapter"))
+    tensors = dict(safetensors_file.read(other / "adapter_model.safetensors"))
+    name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
+    tensors[name] = np.full_like(tensors[name], number)
+    safetensors_file.write(other / "adapter_model.safetensors", tensors, np.float32)
+    assert main(["merge", "--model", model, "--adapter", str(other), "--out", str(tmp_path / "merged")]) == 1
+    error = capsys.readouterr().err
+    assert "model.layers.1.mlp.up_proj.weight: not all of its values would be finite numbers in float32" in error
+    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+@pytest.mark.parametrize("size", [0, 100, 50_000])
+def test_a_full_disk_leaves_nothing(model, adapter_folder, tmp_path, capsys, monkeypatch, full_disk, size):
+    derive = folder.derive
+
+    def derive_on_a_full_disk(*args):
+        with full_disk(size):
+            derive(*args)
+
+    monkeypatch.setattr(folder, "derive", derive_on_a_full_disk)
+    flags = ["merge", "--model", model, "--adapter", adapter_folder, "--out", str(tmp_path / "merged")]
+    assert main(flags) == 1
+    assert re.search(r"/merged/\S+: cannot be written \(File too large\)", capsys.readouterr().err)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+    assert main(flags) == 0
 
 
 def test_another_base_is_told(model, adapter_folder, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """quantize: a folder of codes that loads here and is nearly the model it was; what is refused leaves nothing behind."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -110,6 +111,28 @@ def test_what_is_refused(source, tmp_path, capsys):
     before = (tmp_path / "done" / "model.safetensors").read_bytes()
     assert "is there already" in refused(capsys, tmp_path, source, tmp_path / "done")
     assert (tmp_path / "done" / "model.safetensors").read_bytes() == before
+    assert main(["quantize", str(source), str(source)]) == 1
+    assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", [0, 100, 50_000])
+def test_a_full_disk_leaves_nothing(source, tmp_path, capsys, monkeypatch, full_disk, size):
+    derive, out = folder.derive, tmp_path / "out"
+
+    def derive_on_a_full_disk(*args):
+        with full_disk(size):
+            derive(*args)
+
+    monkeypatch.setattr(folder, "derive", derive_on_a_full_disk)
+    told = refused(capsys, tmp_path, source, out, "--group-size", "32")
+    assert re.search(r"/out/\S+: cannot be written \(File too large\)", told)
+    monkeypatch.undo()
+    quantize(capsys, source, out)
+
+
+def test_settings_are_checked_without_data_too(source, tmp_path, capsys):
+    assert main(["quantize", str(source), str(tmp_path / "out"), "--seq", "0"]) == 2
+    assert "--seq is 0" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("flags", [["--bits", "3"], ["--group-size", "16"]])

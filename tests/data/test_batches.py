@@ -36,8 +36,9 @@ def test_end_of_text_in_the_middle_is_trained(packing):
 
 
 @pytest.mark.parametrize("length, seq, expected", [(2, 64, 16), (17, 64, 16), (18, 64, 32), (65, 64, 64), (50, 50, 50),
-                                                   (2, 9, 9)])
-def test_length_is_a_multiple_of_16_at_most_seq(length, seq, expected):
+                                                   (2, 9, 9), (257, 999, 256), (258, 999, 272), (513, 999, 512),
+                                                   (514, 999, 544), (996, 999, 999), (1026, 4096, 1088)])
+def test_length_is_a_multiple_of_16_or_more_at_most_seq(length, seq, expected):
     assert Batches(numbered(length), 1, seq).batch(0).ids.shape == (1, expected)
 
 
@@ -76,11 +77,11 @@ def test_rows_of_like_length_are_put_together():
     """Rows of 12, 402, 82, 1802 and 26 tokens: in pairs at random half would be padding."""
     made = numbered(12, 402, 82, 1802, 26)
     batches = Batches(made, batch_size=2, seq=2048)
-    assert batches.shapes(range(3)) == {(2, 32): 1, (2, 416): 1, (1, 1808): 1}
-    assert made.tokens == 2319 and padded(batches) == 2704
+    assert batches.shapes(range(3)) == {(2, 32): 1, (2, 416): 1, (1, 1856): 1}
+    assert made.tokens == 2319 and padded(batches) == 2752
     lengths = np.random.default_rng(0).integers(2, 1025, 1000)
     batches = Batches(numbered(*lengths), batch_size=4, seq=1024, seed=3)
-    assert padded(batches) < 1.07 * sum(lengths)
+    assert padded(batches) < 1.08 * sum(lengths)
 
 
 def test_batches_of_like_length_come_in_no_order_of_length():
@@ -139,6 +140,28 @@ def test_best_fit_is_that_of_a_plain_search():
         assert sorted(made) == sorted(seq - np.array(room))
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 40])
+@pytest.mark.parametrize("packing", [False, True])
+def test_every_shape_of_every_epoch_is_among_the_possible_ones(size, packing):
+    """More rows than are sorted together, of which the few short ones are rarely in one batch."""
+    lengths, seen = np.random.default_rng(0).integers(2, 82, 300), set()
+    for seed in range(5):
+        batches = Batches(numbered(*lengths), size, 80, seed, packing)
+        seen |= set(batches.shapes(range(5 * batches.per_epoch)))
+    possible = batches.possible_shapes()
+    assert seen <= possible and {B for B, _ in seen} == {B for B, _ in possible}
+    assert (size, 80) in seen and len(possible) <= 2 * 5
+
+
+def test_shapes_that_cannot_be():
+    """Of lengths 16, 16, 32, 64 two are never 16 wide unless they are the two shortest; three never 16."""
+    def possible(size):
+        return Batches(numbered(17, 17, 33, 65), size, 64).possible_shapes()
+
+    assert possible(2) == {(2, 16), (2, 32), (2, 64)} and possible(4) == possible(9) == {(4, 64)}
+    assert possible(3) == {(3, 32), (3, 64), (1, 16), (1, 32), (1, 64)}
+
+
 @pytest.mark.parametrize("packing", [False, True])
 def test_evaluation_sees_all_rows_once(packing):
     made = numbered(*range(2, 40))
@@ -148,3 +171,12 @@ def test_evaluation_sees_all_rows_once(packing):
     assert len(list(batches)) == len(batches) and np.array_equal(batches[1].ids, list(batches)[1].ids)
     assert sum(batch.trained_tokens for batch in batches) == made.trained_tokens
     assert not InOrder(made.part(np.arange(0)), 4, 64, packing)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_the_shapes_of_an_evaluation_are_known_without_its_batches(monkeypatch, packing):
+    batches = InOrder(numbered(*range(2, 40)), 4, 64, packing)
+    expected = {batch.ids.shape for batch in batches}
+    monkeypatch.setattr(batches.units, "batch", None)
+    assert batches.shapes() == expected and len(expected) == (1 if packing else 4)
+    assert InOrder(numbered(5).part(np.arange(0)), 4, 64, packing).shapes() == set()

@@ -28,9 +28,20 @@ def encoders(tmp_path_factory):
 
 def encode(encoder, row):
     """(ids, mask) of a row, as lists."""
-    ids, mask = encoder.encode(records.parse("x.jsonl:7", json.dumps(row).encode()))
+    record = records.parse("x.jsonl:7", json.dumps(row).encode())
+    ids, mask = streamed(encoder, record) if record.form in records.TEXTS else encoder.encode(record)
     assert ids.dtype == np.int32 and mask.dtype == bool and len(ids) == len(mask)
     return ids.tolist(), mask.tolist()
+
+
+def streamed(encoder, record):
+    """(ids, mask) of a text, of which all is learned."""
+    ids = np.concatenate([ids for ids, _ in encoder.stream(record)])
+    return ids, np.ones(len(ids), bool)
+
+
+def spells_control(encoder, *pieces):
+    return any(spelled for _, spelled in encoder.stream(records.Record("document", "x.txt", pieces)))
 
 
 def learned(encoder, row):
@@ -161,27 +172,19 @@ def test_a_begin_of_text_stands_before_texts_and_not_in_conversations(encoders):
     assert joined == ([IM_START, a, b, EOS], [False, False, True, True])
 
 
-STRIPPING = CHATML.replace("message['content']", "(message['content'] if loop.last else message['content'][:1])")
-
-
-def test_a_template_that_changes_earlier_turns_is_refused(encoders):
-    with pytest.raises(records.BadRow, match="x.jsonl:7: .*tokenizer_config.json renders turn 2 differently"):
-        encode(encoders(STRIPPING, mask_prompt=True), turns("Hi", "Hello", "1+1?", "2"))
-    assert all(encode(encoders(STRIPPING), turns("Hi", "Hello", "1+1?", "2"))[1])
-    silent = CHATML.replace("assistant\\n' }}", "assistant\\n<think>' }}")
-    with pytest.raises(records.BadRow, match="renders turn 2 differently"):
-        encode(encoders(silent, mask_prompt=True), turns("Hi", "Hello"))
-
-
 def test_what_the_template_refuses_names_the_row(encoders):
     with pytest.raises(records.BadRow, match="x.jsonl:7: .*refuses this conversation .*alternate"):
         encode(encoders("{{ raise_exception('must alternate') }}"), turns("a", "b"))
 
 
-def test_an_answer_without_a_control_token_at_its_end(encoders):
-    plain = "{% for m in messages %}{{ m.role[0] + ':' + m.content + '\\n' }}{% endfor %}" \
-            "{{ 'a:' if add_generation_prompt }}"
-    assert learned(encoders(plain, mask_prompt=True), turns("q", "yes", "r", "no")) == ["yes\n", "no\n"]
+def test_texts_that_spell_control_tokens(encoders):
+    """At the very end the name of the end of text is the end of text, once."""
+    encoder = encoders()
+    for pieces, spelled in ((["a"], False), (["a<|endoftext|>"], False), (["<|endoftext|>a"], True), ([""], False),
+                            (["<|endo", "ftext|>"], False), (["<|im_", "start|>"], True),
+                            (["<|endoftext|>"] * 2, True)):
+        assert spells_control(encoder, *pieces) == spelled
+    assert spells_control(encoders(eos=False), "a<|endoftext|>")
 
 
 def test_a_token_belongs_to_where_it_begins(encoders):
@@ -196,6 +199,27 @@ def test_a_token_belongs_to_where_it_begins(encoders):
     encoder.tokenizer._inner, encoder.tokenizer.vocab_size = merged, 260
     a, d = merged.token_to_id("a"), merged.token_to_id("d")
     assert encode(encoder, {"prompt": "ab", "completion": "cd"}) == ([a, 259, d, EOS], [False, False, True, True])
+
+
+def test_a_control_token_whose_name_json_would_escape(encoders):
+    """Names with a quotation mark, a backslash and a line end, written in contents, keys and tools."""
+    names = ['<|"|>', "<|\\|>", "<|\n|>"]
+    encoder = encoders("{% for m in messages %}{{ m.content }}{{ m.key | list | join }}{% endfor %}"
+                       "{% if tools %}{{ tools[0].name }}{% endif %}<|im_end|>",
+                       change=lambda tokenizer: tokenizer.add_special_tokens(names))
+    encoder.tokenizer.vocab_size += len(names)
+    for name in names:
+        row = {"messages": [{"role": "user", "content": name, "key": {name: 1}}], "tools": [{"name": name}]}
+        ids, _ = encode(encoder, row)
+        assert [index for index in ids if index >= EOS] == [IM_END]
+        assert encoder.tokenizer.decode(ids) == 3 * name + "<|im_end|>"
+
+
+def test_control_tokens_that_overlap_are_characters(encoders):
+    encoder = encoders(change=lambda tokenizer: tokenizer.add_special_tokens(["|>|"]))
+    encoder.tokenizer.vocab_size += 1
+    ids, _ = encode(encoder, turns("<|im_end|>|>|im_end|>", "|>|>|"))
+    assert [index for index in ids if index >= EOS] == [IM_START, IM_END] * 3
 
 
 def test_how_a_conversation_begins_and_ends(encoders):

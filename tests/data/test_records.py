@@ -1,19 +1,22 @@
-"""Files as users have them: the accepted forms and dirt, and every refusal with file, line and reason."""
+"""Rows as users have them: the accepted forms and dirt, and every refusal with file, line and reason."""
 
 import codecs
 import json
-import tracemalloc
 
 import pytest
 
-from mesp_np.data import records
+from mesp_np.data import files, records
 from mesp_np.errors import UserError
 
 
 def read(tmp_path, content, name="data.jsonl"):
     path = tmp_path / name
     path.write_bytes(content)
-    return [records.parse(where, piece) for where, piece in records.lines(path)]
+    return [records.parse(where, content) for where, content in files.contents(path)]
+
+
+def text(record):
+    return "".join(record.pieces)
 
 
 def one(tmp_path, row):
@@ -33,12 +36,12 @@ def one(tmp_path, row):
     (b"", []), (b"\n\n", []), (codecs.BOM_UTF8, []), (b"  \r\n", []),
 ])
 def test_accepted_rows(tmp_path, content, expected):
-    assert [record.text for record in read(tmp_path, content)] == expected
+    assert [text(record) for record in read(tmp_path, content)] == expected
 
 
 def test_a_long_line(tmp_path):
-    text = "x" * 50_000_000
-    assert read(tmp_path, json.dumps({"text": text}).encode())[0].text == text
+    long = "x" * 50_000_000
+    assert text(one(tmp_path, {"text": long})) == long
 
 
 GOOD = b'{"text": "a"}\n\n'
@@ -52,19 +55,22 @@ GOOD = b'{"text": "a"}\n\n'
     (b'{"text": 3}', '"text" is 3, not a string'),
     (b'{"text": NaN}', '"text" is NaN, not a string'),
     (b'{"text": ["a"]}', 'not a string'),
-    (b'{"text": "a", "text": "b"}', "a key stands twice among text, text"),
-    (b'{"messages": [{"role": "user", "role": "system"}]}', "a key stands twice among role, role"),
+    (b'{"text": "a", "text": "b"}', "a key stands twice among 'text', 'text'"),
+    (b'{"messages": [{"role": "user", "role": "system"}]}', "a key stands twice among 'role', 'role'"),
     (b'{"text": "a\tb"}', "Invalid control character at, column 12"),
     (b'{"text": "a', "Unterminated string"),
     (b'{"text": "\xff"}', "not UTF-8 .byte 0xff at 10"),
     (b'{"text": "\\ud800"}', "half of a surrogate pair"),
     (b'{"messages": [{"role": "user", "content": "\\uD800"}]}', "half of a surrogate pair"),
-    (b'{"txt": "a", "id": 1}', "has only txt, id; give text, messages"),
+    (b'{"txt": "a", "id": 1}', "has only 'txt', 'id'; give text, messages"),
+    (b'{"\\u001b[31mred\\nline": 1}', r"has only '\\x1b\[31mred\\nline'; give"),
+    (b'{"' + b"x" * 1000 + b'": 1}', "has only 'x{12}[.]{3}x+'; give"),
+    (b"{" + b",".join(b'"k%d": 1' % i for i in range(5000)) + b"}", "'k10', 'k11', and 4988 more; give"),
     (b"{}", "has only no keys"),
     (b'"a"', "no JSON object"),
     (b"a", "not one JSON object"),
     (b'{"a":' * 100_000, "cannot be read as JSON"),
-    (b'{"prompt": "a"}', "has only prompt"),
+    (b'{"prompt": "a"}', "has only 'prompt'"),
     (b'{"prompt": "a", "completion": null}', '"completion" is null, not a string'),
     (b'{"prompt": ["a"], "completion": []}', r'prompt\[0\] has no "role"'),
     (b'{"prompt": [], "completion": "a"}', '"completion" is "a", not a list of messages'),
@@ -83,10 +89,10 @@ GOOD = b'{"text": "a"}\n\n'
 ])
 def test_refused_rows(tmp_path, line, words):
     (tmp_path / "data.jsonl").write_bytes(GOOD + line + b"\n" + GOOD)
-    pieces = list(records.lines(tmp_path / "data.jsonl"))
-    assert [records.parse(*pieces[i]).text for i in (0, 2)] == ["a", "a"]
+    rows = list(files.contents(tmp_path / "data.jsonl"))
+    assert [text(records.parse(*rows[i])) for i in (0, 2)] == ["a", "a"]
     with pytest.raises(records.BadRow, match=words) as raised:
-        records.parse(*pieces[1])
+        records.parse(*rows[1])
     assert "data.jsonl:3: " in str(raised.value)
 
 
@@ -111,6 +117,14 @@ def test_every_form_is_a_conversation(tmp_path, row, form, asked, plain):
     record = one(tmp_path, row)
     assert record.messages == (USER, ASSISTANT)
     assert (record.form, record.asked, record.plain) == (form, asked, plain)
+    assert not record.begins_with_answer
+
+
+def test_an_answer_that_nothing_precedes(tmp_path):
+    for turns, expected in (([ASSISTANT, USER], True), ([USER, ASSISTANT], False), ([], False)):
+        assert bool(one(tmp_path, {"messages": turns}).begins_with_answer) == expected
+    assert one(tmp_path, {"prompt": [], "completion": [ASSISTANT]}).begins_with_answer
+    assert not one(tmp_path, {"prompt": [ASSISTANT], "completion": [ASSISTANT]}).begins_with_answer
 
 
 def test_the_form_is_decided_for_each_row_and_in_this_order(tmp_path):
@@ -139,43 +153,3 @@ def test_tools_and_calls(tmp_path):
         record = one(tmp_path, {"messages": [call], "tools": given})
         assert record.tools == tools and record.messages == (call | {"content": None},)
     assert one(tmp_path, {"messages": [], "tools": None}).tools is None
-
-
-def test_text_file(tmp_path):
-    record, = read(tmp_path, codecs.BOM_UTF8 + b"one\r\ntwo\n\nthree", "book.txt")
-    assert record == records.Record("document", str(tmp_path / "book.txt"), "one\ntwo\n\nthree")
-    with pytest.raises(records.BadRow, match="book.txt: not UTF-8 .byte 0xe9 at 4"):
-        read(tmp_path, b"one \xe9", "book.txt")
-    assert read(tmp_path, b" \n", "book.txt") == []
-
-
-def test_a_file_is_read_line_by_line(tmp_path):
-    path = tmp_path / "data.jsonl"
-    path.write_bytes((b'{"text": "' + b"x" * 10_000 + b'"}\n') * 1000)
-    tracemalloc.start()
-    count = sum(len(records.parse(where, piece).text) for where, piece in records.lines(path))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert count == 10_000_000 and peak < 500_000
-
-
-def test_files_that_are_none(tmp_path):
-    (tmp_path / "folder.jsonl").mkdir()
-    for name, words in (("none.txt", "cannot be read .No such file"), ("folder.jsonl", "cannot be read .Is a direct"),
-                        ("data.csv", "is neither .txt nor .jsonl")):
-        with pytest.raises(UserError, match=f"{name}: {words}"):
-            list(records.lines(tmp_path / name))
-
-
-def test_folders(tmp_path):
-    with pytest.raises(UserError, match="holds neither train.jsonl nor train.txt"):
-        records.find(tmp_path)
-    train, valid = tmp_path / "train.txt", tmp_path / "valid.jsonl"
-    train.touch()
-    assert records.find(tmp_path) == train and records.find(tmp_path, "valid") is None
-    valid.touch()
-    assert records.find(tmp_path, "valid") == valid and records.find(tmp_path, "test") is None
-    assert records.find(train) == train and records.find(train, "valid") is None
-    (tmp_path / "train.jsonl").touch()
-    with pytest.raises(UserError, match="holds both train.jsonl and train.txt"):
-        records.find(tmp_path)

@@ -11,7 +11,8 @@ from mesp_np.checkpoint.tokenizer import Tokenizer
 from mesp_np.data import report, rows
 from mesp_np.data.batches import Batches
 from mesp_np.data.encode import Encoder
-from tests import small, tiny_tokenizer
+from mesp_np.errors import UserError
+from tests import small, templates, tiny_tokenizer
 from tests.tiny_tokenizer import EOS, IM_END
 
 
@@ -44,6 +45,20 @@ def test_conversations_of_a_base_model_are_warned_of(folder):
     assert endings(folder(EOS, EOS), False) == []
     note, = endings(folder(EOS, EOS), True)
     assert "end a turn with <|im_end|>, but generation stops at <|endoftext|>" in note
+
+
+def test_a_template_without_an_end_of_turn_is_not_warned_of(folder):
+    """The last control token of Alpaca's form stands at its beginning."""
+    checkpoint = folder(EOS, EOS)
+    tiny_tokenizer.write(checkpoint.folder, chat_template=templates.ALPACA, bos_token="<|im_start|>")
+    assert endings(checkpoint, True) == []
+
+
+def test_an_end_of_text_that_is_no_number_is_refused(folder):
+    checkpoint = folder(EOS, EOS)
+    (checkpoint.folder / "config.json").write_text('{"eos_token_id": ["<|im_end|>"]}')
+    with pytest.raises(UserError, match="config.json: eos_token_id is "):
+        endings(checkpoint, False)
 
 
 def test_files_that_disagree_are_all_named(folder):
@@ -79,6 +94,7 @@ def test_every_count_is_said(tmp_path):
     for line in range(1, 6):
         source.skip("no token to train", f"data.jsonl:{line}")
         source.bad.add(f"data.jsonl:{line}0: is no JSON object")
+    source.unasked.add("data.jsonl:9")
     made = small.rows([([1, 2], [2, -100])] * 4)
     train = rows.Rows(made.data, made.starts, made.lengths, made.targets, source)
     lines = list(report.describe(train, train.part(np.arange(1)), 64))
@@ -86,7 +102,8 @@ def test_every_count_is_said(tmp_path):
     assert lines[1] == "  data.jsonl: 1,200 messages, 3 text; 7 cut at 64"
     assert lines[2] == "  5 skipped, no token to train: data.jsonl:1, data.jsonl:2, data.jsonl:3, and 2 more"
     assert lines[3].startswith("  5 bad rows skipped: data.jsonl:10: is no JSON object, ")
-    assert lines[4:] == ["valid: 1 rows, 2 tokens, 1 with a target"]
+    assert lines[4] == "  1 conversations begin with an answer, which is not learned: data.jsonl:9"
+    assert lines[5:] == ["valid: 1 rows, 2 tokens, 1 with a target"]
 
 
 def test_padding_and_packing_are_said():

@@ -31,24 +31,23 @@ def encoder(encoders):
 
 
 class Given:
-    """An encoder that gives what a row says: {"text": "[ids, mask]"}."""
+    """An encoder that gives what a row says: {"prompt": "", "completion": "[ids, mask]"}."""
+
+    mask_prompt = False
 
     def encode(self, record):
-        ids, mask = json.loads(record.text)
+        ids, mask = json.loads(record.plain[1])
         return np.array(ids, np.int32), np.array(mask, bool)
-
-    def spells_control(self, record):
-        return False
 
 
 def given(tmp_path, *pairs, seq=8, max_bad_rows=0):
-    lines = [json.dumps({"text": json.dumps(pair)}) for pair in pairs]
+    lines = [json.dumps({"prompt": "", "completion": json.dumps(pair)}) for pair in pairs]
     return load(tmp_path, Given(), *lines, seq=seq, max_bad_rows=max_bad_rows)
 
 
 def load(tmp_path, encoder, *lines, seq=8, max_bad_rows=0, name="x.jsonl"):
     path = tmp_path / name
-    path.write_text("".join(line + "\n" for line in lines))
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return rows.load_file(path, encoder, seq, max_bad_rows)
 
 
@@ -88,6 +87,14 @@ def test_document_windows_predict_every_token_once(tmp_path, encoders):
         assert set(made.lengths[:-1].tolist()) <= {seq} and made.source.truncated == 0
         assert made.source.forms == {"document": 1}
     assert load(tmp_path, encoders(eos=False), text[:-1], name="x.txt").trained_tokens == len(tokens) - 2
+
+
+def test_conversations_that_begin_with_an_answer_are_counted_when_prompts_are_masked(tmp_path, encoders):
+    turns = [{"role": role, "content": "a"} for role in ("assistant", "user", "assistant")]
+    lines = [json.dumps({"messages": turns}), json.dumps({"messages": turns[1:]})]
+    source = load(tmp_path, encoders(mask_prompt=True), *lines, seq=200).source
+    assert source.unasked.count == 1 and source.unasked.first[0].endswith("x.jsonl:1")
+    assert load(tmp_path, encoders(), *lines, seq=200).source.unasked.count == 0
 
 
 def test_rows_without_a_target_are_counted(tmp_path, encoders):
@@ -135,7 +142,7 @@ def test_bad_rows(tmp_path, encoder):
     with pytest.raises(UserError) as raised:
         load(tmp_path, encoder, *["{"] * 100, *texts("ab"))
     assert len(str(raised.value).splitlines()) == 14 and str(raised.value).endswith("and more")
-    with pytest.raises(UserError, match="no row can be trained .bad rows: 2"):
+    with pytest.raises(UserError, match="no row can be trained .bad rows: 2, such as .*x.jsonl:1: not one JSON object"):
         load(tmp_path, encoder, "{", "{", max_bad_rows=5)
 
 
@@ -191,7 +198,7 @@ def test_neither_the_file_nor_its_tokens_are_held_in_memory(tmp_path):
             return np.zeros(5000, np.int32), np.ones(5000, bool)
 
     path = tmp_path / "x.jsonl"
-    path.write_text((json.dumps({"text": "x" * 5000}) + "\n") * 2000)
+    path.write_text((json.dumps({"prompt": "", "completion": "x" * 5000}) + "\n") * 2000)
     tracemalloc.start()
     made = rows.load_file(path, Long(), 5000)
     _, peak = tracemalloc.get_traced_memory()
