@@ -19,6 +19,7 @@ class TrainConfig:
     schedule: str = "cosine"         # or constant, linear
     warmup: int = 10
     eval_every: int = 50             # steps between validations; 0: only before and after
+    eval_batches: int = 0            # of each validation, at most; 0: all
     save_every: int = 0              # steps between saved adapters; 0: only at the end
     prompt: str = ""                 # text to continue before and after; "": none
     sample_tokens: int = 80
@@ -29,7 +30,8 @@ class TrainConfig:
             raise UsageError(f"--schedule is {self.schedule!r}", f"choose from {', '.join(SCHEDULES)}")
         if not 0 < self.lr < math.inf:
             raise UsageError(f"--lr is {self.lr}", "it must be a positive number")
-        for name in ("iters", "epochs", "warmup", "eval_every", "save_every", "sample_tokens", "memory_budget"):
+        for name in ("iters", "epochs", "warmup", "eval_every", "eval_batches", "save_every", "sample_tokens",
+                     "memory_budget"):
             if not 0 <= getattr(self, name) <= MOST:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}", f"it must be 0 to {MOST:.0e}")
         if bool(self.iters) == bool(self.epochs):

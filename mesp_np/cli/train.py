@@ -32,6 +32,7 @@ TRAIN_HELP = {
     "schedule": "constant, linear or cosine, after the warm-up",
     "warmup": "steps in which the rate grows to its peak",
     "eval_every": "steps between validations; 0: only before and after",
+    "eval_batches": "batches of a validation at most, evenly spread over the lengths; 0: all",
     "save_every": "steps between saved adapters; 0: only at the end",
     "prompt": "text to continue, or question to answer, before and after (default: how the first held-out row begins; "
               "\"\": none)",
@@ -61,14 +62,15 @@ def run(args):
     encoder, size, seq = data_flags.encoder(args, checkpoint), settings.batch_size, settings.seq
     train, valid = rows.load(_data(args), encoder, seq, settings.seed, args.max_bad_rows)
     batches = Batches(train, size, seq, settings.seed, args.packing)
+    held_out = InOrder(valid, size, seq, args.packing, config.eval_batches)
     prompt = _prompt(args, valid, encoder)
     config = replace(config, prompt=checkpoint.tokenizer.decode(prompt))
     run_dir = Path(args.run_dir or time.strftime("runs/%Y%m%d-%H%M%S"))
     console = Console(quiet=args.json)
     with make(console, live=True) as readout:
         _introduce(readout, checkpoint, settings, encoder, train, valid, batches)
-        summary = Run(checkpoint, settings, config, batches, InOrder(valid, size, seq, args.packing), run_dir, readout,
-                      args.adapter, {"data": str(_data(args))} | data_flags.settings(args), prompt).start()
+        summary = Run(checkpoint, settings, config, batches, held_out, run_dir, readout, args.adapter,
+                      {"data": str(_data(args))} | data_flags.settings(args), prompt).start()
     _conclude(console, summary, run_dir)
     if args.json:
         print(_summary_json(summary, run_dir))

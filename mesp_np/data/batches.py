@@ -115,14 +115,20 @@ class Batches:
 
 
 class InOrder:
-    """All rows once, for evaluation: a sequence of batches, by length so that little is padded."""
+    """Rows for evaluation, each once: a sequence of batches, by length so that little is padded.
 
-    def __init__(self, rows, batch_size, seq, packing=False):
+    most  of all batches so many, evenly spread over the lengths; 0: all
+    """
+
+    def __init__(self, rows, batch_size, seq, packing=False, most=0):
         self.units, self.batch_size = Units(rows, seq, packing), batch_size
         self._order = np.argsort(self.units.lengths, kind="stable")
+        count = -(-len(self.units) // batch_size)
+        taken = min(most or count, count)
+        self._batches = (2 * np.arange(taken) + 1) * count // (2 * max(taken, 1))      # the middles of equal spans
 
     def __len__(self):
-        return -(-len(self.units) // self.batch_size)
+        return len(self._batches)
 
     def __getitem__(self, index):
         if not 0 <= index < len(self):
@@ -134,7 +140,8 @@ class InOrder:
         return {self.units.shape(self._chosen(index)) for index in range(len(self))}
 
     def _chosen(self, index):
-        return self._order[index * self.batch_size:(index + 1) * self.batch_size]
+        first = self._batches[index] * self.batch_size
+        return self._order[first:first + self.batch_size]
 
 
 def order(lengths, batch_size, seed):

@@ -337,3 +337,15 @@ def test_no_parent_folder_is_left_either(model, data, tmp_path):
     assert train(model, data, tmp_path / "runs" / "today", "--adapter", str(tmp_path / "adapter")) == 1
     assert train(model, data, tmp_path / "runs" / "today", "--method", "mezo", "--mezo-eps", "1e30") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_validation_may_be_of_some_batches_only(model, tmp_path, capsys):
+    for name in ("train", "valid"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "{"ab" * n}"}}\n' for n in range(1, 6)))
+    losses = []
+    for given in ("1", "0", "1"):
+        out = tmp_path / f"run{len(losses)}"
+        assert main(["train", "--model", model, "--data", str(tmp_path), "--run-dir", str(out), "--iters", "1", "--seq",
+                     "24", "--batch-size", "1", "--sample-tokens", "0", "--eval-batches", given, "--json"]) == 0
+        losses.append(json.loads(capsys.readouterr().out)["valid_loss_before"])
+    assert losses[0] == losses[2] != losses[1]

@@ -180,3 +180,11 @@ def test_the_shapes_of_an_evaluation_are_known_without_its_batches(monkeypatch, 
     monkeypatch.setattr(batches.units, "batch", None)
     assert batches.shapes() == expected and len(expected) == (1 if packing else 4)
     assert InOrder(numbered(5).part(np.arange(0)), 4, 64, packing).shapes() == set()
+
+
+@pytest.mark.parametrize("most, lengths", [(1, [20]), (2, [10, 30]), (4, [5, 15, 25, 35]), (0, range(1, 40)),
+                                           (99, range(1, 40))])
+def test_some_batches_for_evaluation_are_spread_over_the_lengths(most, lengths):
+    batches = InOrder(numbered(*range(2, 41)), batch_size=1, seq=64, most=most)
+    assert [batch.trained_tokens for batch in batches] == list(lengths) and len(batches) == len(lengths)
+    assert {batch.ids.shape for batch in batches} == batches.shapes()
