@@ -117,14 +117,14 @@ def build(arena, team, config, weights, run):
 
 def _layer(make, config, index, run):
     prefix = f"model.layers.{index}."
+    targets = run.targets if index in run.adapted_layers(config.num_hidden_layers) else ()
     linear = {}
     for name in PROJECTIONS:
         module = prefix + module_name(name)
         weight = make.base(module + ".weight")
         has_bias = config.qkv_bias and name in ("q_proj", "k_proj", "v_proj")
         bias = make.base(module + ".bias") if has_bias else None
-        adapted = name in run.targets and index in run.adapted_layers(config.num_hidden_layers)
-        lora = make.lora(f"layers.{index}.{module_name(name)}", *weight.value.shape) if adapted else None
+        lora = make.lora(f"layers.{index}.{module_name(name)}", *weight.value.shape) if name in targets else None
         linear[name.removesuffix("_proj")] = Linear(weight, bias, lora)
     return Layer(make.base(prefix + "input_layernorm.weight"), make.base(prefix + "post_attention_layernorm.weight"),
                  linear)

@@ -6,6 +6,7 @@ from mesp_np.batch import Batch
 from mesp_np.config import ModelConfig, RunConfig
 from mesp_np.data.rows import Source, Writer
 from mesp_np.engine import Engine, plan_step
+from mesp_np.methods import backprop
 from mesp_np.ops.cross_entropy import IGNORE
 from mesp_np.ops.quant import round_bf16
 
@@ -43,6 +44,16 @@ def batch(config, B, T, ignored=0.2, seed=0):
 def run_config(**changes):
     settings = dict(batch_size=3, seq=13, rank=4, loss="rows:5", optimizer="sgd")
     return RunConfig(**(settings | changes))
+
+
+def log_probabilities(engine, ids):
+    """(B, T, V) of an engine's model: every token in turn as the label of every position of ids (B, T)."""
+    columns = []
+    for token in range(engine.config.vocab_size):
+        with engine.model.inputs(Batch.of(ids, np.full_like(ids, token))) as inputs:
+            backprop.forward_losses(engine, inputs)
+            columns.append(-inputs.losses.reshape(ids.shape))
+    return np.stack(columns, -1)
 
 
 def engine(config=None, stored="float32", **changes):

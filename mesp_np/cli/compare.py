@@ -4,7 +4,6 @@ Bytes are those of one step.  `bits` counts the gradient's numbers whose bits di
 the first method's; MeZO's are an estimate, whose cosine is shown beside the theory's.
 """
 
-import json
 from dataclasses import asdict
 
 import numpy as np
@@ -19,6 +18,7 @@ from mesp_np.data import rows
 from mesp_np.data.batches import Batches
 from mesp_np.data.encode import Encoder
 from mesp_np.errors import UsageError
+from mesp_np.json_file import dumps
 from mesp_np.ledger import CATEGORIES
 from mesp_np.methods import METHODS, find
 
@@ -51,7 +51,7 @@ def run(args):
                              args.rounds, status.update)
     result = describe(contenders, baseline)
     if args.json:
-        print(json.dumps({"run": asdict(settings) | {"model": str(checkpoint.folder)}, "methods": result}))
+        print(dumps({"run": asdict(settings) | {"model": str(checkpoint.folder)}, "methods": result}))
     else:
         _report(console, result, contenders, baseline, settings)
 

@@ -3,15 +3,13 @@
 Exit code 1 when a check fails.  `op` can be followed by a name, as in `gradcheck op lora`.
 """
 
-import json
-import math
-
 from rich.console import Console
 from rich.table import Table
 
 from mesp_np import model_checks
 from mesp_np.errors import UsageError
 from mesp_np.gradcheck import check_ops
+from mesp_np.json_file import dumps
 from mesp_np.readout import make
 
 PARTS = ("op", "block", "model", "all")
@@ -33,7 +31,7 @@ def run(args):
     if not checks:
         raise UsageError(f"no op is called {args.name!r}", "`mesp-np show` lists the ops")
     if args.json:
-        print(json.dumps({"checks": {check.name: _values(check) for check in checks}}))
+        print(dumps({"checks": {check.name: _values(check) for check in checks}}))
     else:
         _report(checks, Console())
     return 0 if all(check.passed for check in checks) else 1
@@ -49,9 +47,7 @@ def _checks(args):
 
 
 def _values(check):
-    error = check.max_relative_error
-    return {"max_relative_error": error if math.isfinite(error) else None, "tolerance": check.tolerance,
-            "passed": check.passed}
+    return {"max_relative_error": check.max_relative_error, "tolerance": check.tolerance, "passed": check.passed}
 
 
 def _report(checks, console):

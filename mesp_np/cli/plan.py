@@ -4,8 +4,6 @@ The step is run on arrays that have shapes and no memory, so what is printed is 
 real step takes, event for event.
 """
 
-import json
-
 from rich.console import Console
 from rich.table import Table
 
@@ -13,6 +11,7 @@ from mesp_np.checkpoint import adapter
 from mesp_np.cli import flags
 from mesp_np.config import RunConfig
 from mesp_np.engine import Engine, plan_step
+from mesp_np.json_file import dumps
 from mesp_np.ledger import CATEGORIES, show_bytes
 from mesp_np.params import frozen_bytes
 
@@ -33,7 +32,7 @@ def run(args):
     plan = plan_step(config, settings, weights=weights)
     result = describe(plan, name, weights)
     if args.json:
-        print(json.dumps(result))
+        print(dumps(result))
     else:
         report(result, Console())
 

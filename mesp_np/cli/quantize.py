@@ -40,24 +40,31 @@ def run(args):
     if before.config.quantization:
         raise UserError(f"{args.model}: is quantised already", "name the bf16, f16 or f32 folder of this model")
     tensors = quantised_tensors(before.weights, args.bits, args.group_size)
-    measured = _measure(args, settings, before)
+    batches = _batches(args, settings, before)
+    measured = _measure(settings, before, batches)
     folder.derive(args.out, before.folder, tensors, config_changes(args.bits, args.group_size))
     result = {"model": str(args.model), "out": args.out, "bits": args.bits, "group_size": args.group_size,
               "bytes_before": sum(stored.nbytes for stored in before.weights.values()),
               "bytes_after": sum(stored.nbytes for stored in tensors.values()),
-              "before": measured, "after": _measure(args, settings, folder.load(args.out))}
+              "before": measured, "after": _measure(settings, folder.load(args.out), batches)}
     if args.json:
         print(dumps(result))
     else:
         _report(result, Console())
 
 
-def _measure(args, settings, checkpoint):
-    """Loss and perplexity on --data as plain values; None without it."""
+def _batches(args, settings, checkpoint):
+    """--data as batches, the same for both models; None without it."""
     if not args.data:
         return None
     found = rows.load_file(args.data, data.encoder(args, checkpoint), settings.seq, args.max_bad_rows)
-    batches = InOrder(found, settings.batch_size, settings.seq, args.packing)
+    return InOrder(found, settings.batch_size, settings.seq, args.packing)
+
+
+def _measure(settings, checkpoint, batches):
+    """Loss and perplexity on the batches as plain values; None without any."""
+    if batches is None:
+        return None
     extent = memory_needed(checkpoint.config, settings, batches, checkpoint.weights)
     with Engine(checkpoint.config, checkpoint.weights, settings, extent) as engine:
         return evaluate(engine, batches).to_json()

@@ -50,10 +50,10 @@ def _forward(engine, inputs):
     """The last block's output, and (block, x, Saved) of every block that the backward comes to."""
     arena, model, method = engine.arena, engine.model, engine.method
     keep, held = (frozenset(), "checkpoint") if method.checkpoint else (method.keep, "kept")
-    x = model.embed(inputs)
+    x, frozen = model.embed(inputs), model.params.frozen_layers
     passes = []
     for block in model.blocks(inputs):
-        if block.index < model.params.frozen_layers:
+        if block.index < frozen:
             x = _through(arena, block, x)
             continue
         arena.rename(x, f"layer.{block.index}.x", held)

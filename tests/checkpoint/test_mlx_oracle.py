@@ -6,9 +6,7 @@ Skipped where mlx and mlx-lm are not installed.
 import numpy as np
 import pytest
 
-from mesp_np.batch import Batch
 from mesp_np.checkpoint import folder
-from mesp_np.methods import backprop
 from mesp_np.ops.quant import BITS, GROUPS, Quantised, quantise, round_bf16, widen
 from mesp_np.quantize import config_changes, quantised_tensors
 from tests import quantised, small, tiny_tokenizer
@@ -61,15 +59,9 @@ def test_dense_weights_are_those_of_mlx_to_rounding(dtype, bits):
 
 
 def our_log_probabilities(path):
-    """(B, T, V): every token in turn as the label of every position."""
-    checkpoint, columns = folder.load(path), []
-    run = small.run_config(trainable="none")
+    checkpoint, run = folder.load(path), small.run_config(trainable="none")
     with small.Engine(checkpoint.config, checkpoint.weights, run, 1 << 24) as engine:
-        for token in range(engine.config.vocab_size):
-            with engine.model.inputs(Batch.of(IDS, np.full_like(IDS, token))) as inputs:
-                backprop.forward_losses(engine, inputs)
-                columns.append(-inputs.losses.reshape(IDS.shape))
-    return np.stack(columns, -1)
+        return small.log_probabilities(engine, IDS)
 
 
 def their_log_probabilities(path):

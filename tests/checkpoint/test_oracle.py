@@ -6,11 +6,9 @@ Skipped where torch, transformers and peft are not installed.
 import numpy as np
 import pytest
 
-from mesp_np.batch import Batch
 from mesp_np.checkpoint import adapter, folder
 from mesp_np.checkpoint.adapter_config import read_config
 from mesp_np.cli import main
-from mesp_np.methods import backprop
 from mesp_np.ops.quant import round_bf16
 from tests import small, tiny_tokenizer
 
@@ -44,13 +42,7 @@ def engine_on(path, run):
 
 
 def our_log_probabilities(engine):
-    """(B, T, V): every token in turn as the label of every position."""
-    columns = []
-    for token in range(engine.config.vocab_size):
-        with engine.model.inputs(Batch.of(IDS, np.full_like(IDS, token))) as inputs:
-            backprop.forward_losses(engine, inputs)
-            columns.append(-inputs.losses.reshape(IDS.shape))
-    return np.stack(columns, -1)
+    return small.log_probabilities(engine, IDS)
 
 
 def their_log_probabilities(model):
