@@ -138,16 +138,22 @@ class RunConfig:
     perturb: str = "copy"            # or inplace: the published scheme
     dtype: str = "float32"           # or float64
     residency: str = "mapped"        # or widened: frozen weights in the run's dtype, in the arena
+    compute: str = "full"            # or bf16: inputs of large products rounded to bfloat16
+    row_tile: int = 256              # rows that norms, projections and the MLP work on at a time
+    stored: int = 0                  # the last layers, so many, keep what `store-lean` keeps and are not replayed
+    checkpoint_every: int = 1        # layers from one kept block input to the next
+    checkpoint_store: str = "ram"    # or bf16 (rounded), or disk (a temporary file)
     threads: int = 1
     seed: int = 0
 
     def __post_init__(self):
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
-                raise UsageError(f"--{name} is {getattr(self, name)!r}", f"choose from {', '.join(allowed)}")
-        self._within(("batch_size", "seq", "rank", "grad_accumulation", "probes", "threads"),
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)!r}", f"choose from {', '.join(allowed)}")
+        self._within(("batch_size", "seq", "rank", "grad_accumulation", "probes", "threads", "row_tile",
+                      "checkpoint_every"),
                      lambda value: 1 <= value < LARGEST, f"1 or more, and below {LARGEST:,}")
-        self._within(("seed", "clip", "weight_decay"),
+        self._within(("seed", "clip", "weight_decay", "stored"),
                      lambda value: 0 <= value < FLOAT_LIMIT, f"0 or more, and below {FLOAT_LIMIT:g}")
         self._within(("alpha", "mezo_eps", "adam_eps"),
                      lambda value: 0 < value < FLOAT_LIMIT, f"a positive number below {FLOAT_LIMIT:g}")
@@ -194,4 +200,5 @@ class RunConfig:
 
 
 CHOICES = {"trainable": ("lora", "full", "none"), "update": ("after", "fused"), "optimizer": ("adamw", "sgd"),
-           "perturb": ("copy", "inplace"), "dtype": ("float32", "float64"), "residency": ("mapped", "widened")}
+           "perturb": ("copy", "inplace"), "dtype": ("float32", "float64"), "residency": ("mapped", "widened"), "compute": ("full", "bf16"),
+           "checkpoint_store": ("ram", "bf16", "disk")}

@@ -37,6 +37,11 @@ RUN_HELP = {
     "perturb": "MeZO reads copies, or perturbs in place as published",
     "dtype": "what is computed in",
     "residency": "frozen weights stay mapped as they are stored, or are widened into memory once",
+    "compute": "products of the numbers as they are, or rounded to bfloat16 first",
+    "row_tile": "rows that norms, projections and the MLP work on at a time",
+    "stored": "so many of the last layers keep what store-lean keeps, and are not replayed",
+    "checkpoint_every": "layers from one kept block input to the next",
+    "checkpoint_store": "block inputs in memory, in memory rounded to bfloat16, or in a temporary file",
     "threads": "worker threads (default: all cores)",
     "seed": "decides adapters, order of the data, and MeZO's noise",
 }
