@@ -140,7 +140,7 @@ class RunConfig:
     residency: str = "mapped"        # or widened: frozen weights in the run's dtype, in the arena
     compute: str = "full"            # or bf16: inputs of large products rounded to bfloat16
     row_tile: int = 256              # rows that norms, projections and the MLP work on at a time
-    stored: int = 0                  # the last layers, so many, keep what `store-lean` keeps and are not replayed
+    stored_layers: int = 0           # the last layers, so many, keep what `store-lean` keeps and are not replayed
     checkpoint_every: int = 1        # layers from one kept block input to the next
     checkpoint_store: str = "ram"    # or bf16 (rounded), or disk (a temporary file)
     threads: int = 1
@@ -153,7 +153,7 @@ class RunConfig:
         self._within(("batch_size", "seq", "rank", "grad_accumulation", "probes", "threads", "row_tile",
                       "checkpoint_every"),
                      lambda value: 1 <= value < LARGEST, f"1 or more, and below {LARGEST:,}")
-        self._within(("seed", "clip", "weight_decay", "stored"),
+        self._within(("seed", "clip", "weight_decay", "stored_layers"),
                      lambda value: 0 <= value < FLOAT_LIMIT, f"0 or more, and below {FLOAT_LIMIT:g}")
         self._within(("alpha", "mezo_eps", "adam_eps"),
                      lambda value: 0 < value < FLOAT_LIMIT, f"a positive number below {FLOAT_LIMIT:g}")

@@ -16,7 +16,7 @@ import numpy as np
 from mesp_np import methods
 from mesp_np.arena import Arena
 from mesp_np.batch import Batch
-from mesp_np.methods import backprop, mezo
+from mesp_np.methods import backprop, checkpoints, mezo
 from mesp_np.model import Model
 from mesp_np.ops import matmul
 from mesp_np.ops.fill import fill
@@ -48,6 +48,7 @@ class Engine:
         self.method = methods.find(run.method, run.keep)
         self.arena = Arena(capacity, np.dtype(run.dtype), poison)
         self.team = Team(run.threads)
+        self.checkpoints = checkpoints.STORES[run.checkpoint_store](self.arena, self.team)
         self.steps = 0
         params = build(self.arena, self.team, config, weights, run)
         self.parameters = trainable(params)
@@ -62,6 +63,7 @@ class Engine:
 
     def __exit__(self, *_):
         self.team.close()
+        self.checkpoints.close()
 
     @property
     def trainable_parameters(self):

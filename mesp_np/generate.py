@@ -44,7 +44,7 @@ class CachedBlock(Block):
         super().__init__(*args)
         self.cache, self.first = cache, first
 
-    def _attend(self, out, q, k, v):
+    def _attend(self, rows, out, q, k, v):
         """Put k and v into the cache, and let q (T, H*E) look at all S = first + T positions."""
         stop = self.first + self.T
         for rows, new in zip(self.cache, (k, v), strict=True):
@@ -53,7 +53,7 @@ class CachedBlock(Block):
         size = attention.forward_scratch(self.T, stop)
         with self.arena.temp("tiles", (self.team.threads, size)) as tiles:
             keys, values = (rows[:stop] for rows in self.cache)
-            attention.forward(self.team, out, q, keys, values, self.places[-1], shape, tiles)
+            attention.forward(self.team, out, q, keys, values, self.starts, shape, tiles)
 
 
 class Generator:
@@ -66,6 +66,7 @@ class Generator:
 
     def __init__(self, engine, positions, capacity=None):
         self.config, self.params, self.team = engine.config, engine.model.params, engine.team
+        self.row_tile = engine.run.row_tile
         self.arena, self.positions, self.tokens = Arena(capacity, engine.arena.dtype), positions, []
         c, arena = self.config, self.arena
         self.tables = [arena.alloc(name, (positions, c.head_dim // 2), category="input") for name in ("cos", "sin")]
@@ -100,7 +101,7 @@ class Generator:
             embedding.forward(self.team, x, tokens, self.params.embed.value)
         places = [table[done:done + T] for table in self.tables] + [self.starts[:T]]
         for index, layer in enumerate(self.params.layers):
-            block = CachedBlock(index, layer, self.config, (1, T), places, arena, self.team,
+            block = CachedBlock(index, layer, self.config, (1, T), places, arena, self.team, self.row_tile,
                                 cache=self.caches[index], first=done)
             out, _ = block.forward(x)
             arena.free(x)

@@ -4,16 +4,16 @@ Logits are never whole unless asked for (`--loss`):
 
     rows:C    C rows at a time: logits (C, V), their gradient in place, and at once
               dxn = dlogits W; nothing is computed twice
-    vocab:C   C tokens at a time for all rows, summing as it goes; nothing is computed twice
-              while the head is frozen, and all rows share each look at a weight: small and fast
+    vocab:W   W tokens at a time for a row tile of the run, summing as it goes; nothing is computed
+              twice while the head is frozen, and the tile's rows share each look at a weight
     full      all rows at once, as the published systems do
 
-Rows whose label is -100 are left out before the head.  Arrays are made for all N rows,
-so that bytes and events depend on the batch's shape alone, never on its labels.
+Rows whose label is -100 are left out before the final norm.  Memory is for tiles of the most rows
+there can be, so that bytes and events depend on the batch's shape alone, never on its labels.
 """
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,6 +46,11 @@ class Inputs:
     losses: np.ndarray
     draw: np.uint64 | None
 
+    def part(self, of):
+        """Only a slice of the rows with a loss."""
+        names = "rows", "targets", "hits", "losses"
+        return replace(self, **{name: getattr(self, name)[of] for name in names})
+
 
 class Model:
     """Weights, adapters and the arena they work in."""
@@ -61,7 +66,7 @@ class Model:
         T = inputs.shape[1]
         places = self.cos[:T], self.sin[:T], inputs.starts
         dropout = None if inputs.draw is None else Dropout(inputs.draw, self.run.dropout)
-        return [Block(index, layer, self.config, inputs.shape, places, self.arena, self.team, dropout)
+        return [Block(index, layer, self.config, inputs.shape, places, self.arena, self.team, self.run.row_tile, dropout)
                 for index, layer in enumerate(self.params.layers)]
 
     @contextmanager
@@ -95,30 +100,53 @@ class Model:
             embedding.backward(self.team, self.params.embed.grad, dx, inputs.ids)
 
     def loss(self, x, inputs, scale, gradient=True):
-        """Loss stage on the last block's output x (N, D).
+        """Loss stage on the last block's output x (N, D), a tile of rows with a label at a time.
 
-        Fills inputs.losses; with `gradient` returns dx (N, D) of scale * sum(losses), which
-        the caller frees, and adds to the gradients of the final norm and the head.
+        Fills inputs.losses; with `gradient` x becomes, in place, the gradient of scale * sum(losses),
+        and the gradients of the final norm and the head are added to.
         """
-        arena, team, norm = self.arena, self.team, self.params.norm
-        with arena.scope("final"):
-            with arena.temp("rstd", x.shape[:1]) as rstd, arena.temp("xn", x.shape) as xn:      # (N,), (N, D)
-                rmsnorm.statistics(team, rstd, x, self.config.rms_norm_eps)
-                rmsnorm.forward(team, xn, x, rstd, norm.value)
-                variant, size = self.run.loss_tile()
-                by = self._by_vocabulary if variant == "vocab" else self._by_rows
-                by(xn, inputs, scale, gradient, size)
-                if not gradient:
-                    return None
-                select.clear_ignored(team, xn, inputs.labels, IGNORE)
-                dxn = arena.rename(xn, "dxn")
-                dx = arena.result(arena.alloc("dx", x.shape))                    # (N, D)
-                with team.counting("backward"):
-                    fill(team, dx, 0)
-                    if norm.trainable:
-                        rmsnorm.backward_weight(team, norm.grad, dxn, x, rstd)
-                    rmsnorm.backward(team, dx, dxn, x, rstd, norm.value)
-        return dx
+        arena, (N, D) = self.arena, x.shape
+        C = min(N, self._rows_at_once() or N)
+        with (arena.scope("final"), arena.temp("rstd", (C,)) as rstd, arena.temp("chosen", (C, D)) as chosen,
+              arena.temp("xn", (C, D)) as xn, arena.temp("dxn", (C if gradient else 0, D)) as dxn,
+              self._scratch(C) as scratch):
+            for first in range(0, len(inputs.rows), C):
+                part = inputs.part(slice(first, first + C))
+                tiles = [array[:len(part.rows)] for array in (rstd, chosen, xn, dxn)]
+                self._loss_tile(x, part, *tiles, scratch, scale, gradient)
+        if gradient:
+            select.clear_ignored(self.team, x, inputs.labels, IGNORE)
+
+    def _rows_at_once(self):
+        """Rows of a tile; 0: all of them."""
+        variant, size = self.run.loss_tile()
+        return self.run.row_tile if variant == "vocab" else size
+
+    @contextmanager
+    def _scratch(self, C):
+        """Memory for a tile of C rows: logits, and over the vocabulary a row's largest, total and shrink as well."""
+        (variant, size), V = self.run.loss_tile(), self.config.vocab_size
+        width, sums = (min(size, V), 3) if variant == "vocab" else (V, 0)
+        with (self.arena.temp("sums", (sums, C)) as found,
+              self.arena.temp("logits", (C, width), category="logits") as logits):
+            yield found, logits
+
+    def _loss_tile(self, x, part, rstd, chosen, xn, dxn, scratch, scale, gradient):
+        """Losses of the rows of `part`; with `gradient` their rows of x become those of dx."""
+        team, norm = self.team, self.params.norm
+        select.forward(team, chosen, x, part.rows)
+        rmsnorm.statistics(team, rstd, chosen, self.config.rms_norm_eps)
+        rmsnorm.forward(team, xn, chosen, rstd, norm.value)
+        by = self._by_vocabulary if self.run.loss_tile()[0] == "vocab" else self._by_rows
+        by(xn, dxn, part, *scratch, scale, gradient)
+        if not gradient:
+            return
+        with team.counting("backward"):
+            if norm.trainable:
+                rmsnorm.backward_weight(team, norm.grad, dxn, chosen, rstd)
+            fill(team, xn, 0)
+            rmsnorm.backward(team, xn, dxn, chosen, rstd, norm.value)            # xn has been read; now it is dx
+            select.backward(team, x, xn, part.rows)
 
     def sum_losses(self, inputs):
         """The sum over rows, as a float; NaN in a plan."""
@@ -126,48 +154,29 @@ class Model:
             cross_entropy.sum_losses(self.team, total, inputs.losses)
             return float(total[0])
 
-    def _by_rows(self, xn, inputs, scale, gradient, size):
-        """Rows with a loss, `size` at a time; with `gradient` their dxn takes the place of their xn."""
-        arena, team, head = self.arena, self.team, self.params.head
-        (N, D), V = xn.shape, self.config.vocab_size
-        size = min(size or N, N)
-        with arena.temp("chosen", (size, D)) as chosen, arena.temp("logits", (size, V), category="logits") as logits:
-            for first in range(0, len(inputs.rows), size):
-                part = slice(first, first + size)
-                rows, targets = inputs.rows[part], inputs.targets[part]
-                losses, hits = inputs.losses[part], inputs.hits[part]
-                x, y = chosen[:len(rows)], logits[:len(rows)]
-                select.forward(team, x, xn, rows)
-                linear.forward(team, y, x, head.value)
-                if not gradient:
-                    cross_entropy.forward(team, losses, hits, y, targets)
-                    continue
-                cross_entropy.backward(team, y, losses, hits, targets, scale)
-                with team.counting("backward"):
-                    if head.trainable:
-                        linear.backward_weight(team, head.grad, y, x)
-                    linear.backward_input(team, x, y, head.value)
-                    select.backward(team, xn, x, rows)
+    def _by_rows(self, x, dx, part, _, logits, scale, gradient):
+        """Losses of rows x (n, D) from whole rows of logits, and dx (n, D)."""
+        team, head, y = self.team, self.params.head, logits[:len(x)]
+        linear.forward(team, y, x, head.value)
+        if not gradient:
+            cross_entropy.forward(team, part.losses, part.hits, y, part.targets)
+            return
+        cross_entropy.backward(team, y, part.losses, part.hits, part.targets, scale)
+        with team.counting("backward"):
+            if head.trainable:
+                linear.backward_weight(team, head.grad, y, x)
+            linear.backward_input(team, dx, y, head.value)
 
-    def _by_vocabulary(self, xn, inputs, scale, gradient, size):
-        """All rows with a loss, `size` tokens of the vocabulary at a time."""
-        arena, n = self.arena, len(inputs.rows)
-        (N, D), V = xn.shape, self.config.vocab_size
-        with (arena.temp("chosen", (N, D)) as chosen, arena.temp("dchosen", (N, D)) as dchosen,
-              arena.temp("largest", (N,)) as largest, arena.temp("total", (N,)) as total,
-              arena.temp("shrink", (N,)) as shrink,
-              arena.temp("logits", (N, min(size, V)), category="logits") as logits):
-            x, dx = chosen[:n], dchosen[:n]
-            select.forward(self.team, x, xn, inputs.rows)
-            streamed = gradient and not self.params.head.trainable
-            self._sum_over_vocabulary(x, dx if streamed else None, logits, inputs, largest[:n], total[:n], shrink[:n])
-            if streamed:
-                embedding.forward(self.team, x, inputs.targets, self.params.head.value)
-                cross_entropy.combine(self.team, dx, x, total[:n], scale)
-            elif gradient:
-                self._gradient_over_vocabulary(x, dx, logits, inputs, largest[:n], scale)
-            if gradient:
-                select.backward(self.team, xn, dx, inputs.rows)
+    def _by_vocabulary(self, x, dx, part, sums, logits, scale, gradient):
+        """The same, some tokens of the vocabulary at a time."""
+        largest, total, shrink = sums[:, :len(x)]
+        streamed = gradient and not self.params.head.trainable
+        self._sum_over_vocabulary(x, dx if streamed else None, logits, part, largest, total, shrink)
+        if streamed:
+            embedding.forward(self.team, x, part.targets, self.params.head.value)      # x is free now
+            cross_entropy.combine(self.team, dx, x, total, scale)
+        elif gradient:
+            self._gradient_over_vocabulary(x, dx, logits, part, largest, scale)
 
     def _sum_over_vocabulary(self, x, dx, logits, inputs, largest, total, shrink):
         """Losses of rows x (n, D), and their log-sum-exp in `largest`; dx, if given, becomes sum_v e_v W_v."""
@@ -199,7 +208,7 @@ class Model:
                 linear.backward_input(team, dx, y, head.value[part], add=True)
 
     def _logit_tile(self, x, logits, first):
-        """Logits of rows x (n, D) for the tokens from `first` on, as many as `logits` (N, W) is wide."""
+        """Logits of rows x (n, D) for the tokens from `first` on, as many as `logits` (C, W) is wide."""
         weight = self.params.head.value[first:first + logits.shape[1]]
         shape = len(x), len(weight)
         y = logits.reshape(-1)[:shape[0] * shape[1]].reshape(shape)

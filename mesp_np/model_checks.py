@@ -81,7 +81,7 @@ def _check_block(method, shape, exhaustive, seed):
         rope.tables(team, cos, sin, TINY.rope_theta)
         layer = build(arena, team, TINY, weights, run).layers[1]
         starts = np.zeros(len(x), np.int32)
-        block = Block(1, layer, TINY, shape, (cos, sin, starts), arena, team)
+        block = Block(1, layer, TINY, shape, (cos, sin, starts), arena, team, run.row_tile)
         adapters = trainable(members(layer))
         for p in adapters:
             p.value[...] = 0.5 * rng.standard_normal(p.value.shape)

@@ -16,6 +16,7 @@ from mesp_np.ops import (
     residual,
     rmsnorm,
     rope,
+    rounding,
     select,
     swiglu,
 )
@@ -30,11 +31,11 @@ class Call:
     writes  outputs whose former content must not matter
     adds    outputs that are added to; what is in neither list is an input, or worked on in place
     free    axes (`x.1`) whose size no other array fixes
-    dtype   of the arrays, when it is not the run's
+    dtypes  of arrays that do not have the run's
     """
 
-    def __init__(self, op, writes="", adds="", free="", others=(), dtype=None, **shapes):
-        self.op, self.shapes, self.others, self.dtype = op, shapes, dict(others), dtype
+    def __init__(self, op, writes="", adds="", free="", others=(), dtypes=(), **shapes):
+        self.op, self.shapes, self.others, self.dtypes = op, shapes, dict(others), dict(dtypes)
         self.writes, self.adds, self.free = writes.split(), adds.split(), free.split()
 
     def __repr__(self):
@@ -45,7 +46,7 @@ class Call:
 
     def arrays(self, make, dtype):
         """name -> make(shape, dtype)"""
-        return {name: make(shape, self.dtype or dtype) for name, shape in self.shapes.items()}
+        return {name: make(shape, self.dtypes.get(name, dtype)) for name, shape in self.shapes.items()}
 
 
 N, D, M, R = 300, 1100, 400, 8                # rows, width, another width, rank
@@ -104,10 +105,13 @@ CALLS = [
     Call(swiglu.backward, "dgate dup", dgate=(N, D), dup=(N, D), dact=(N, D), gate=(N, D), up=(N, D)),
     Call(dropout.forward, "out", others=DROPOUT, out=(N, D), x=(N, D)),
     Call(dropout.backward, adds="dx", others=DROPOUT, dx=(N, D), dout=(N, D)),
+    Call(rounding.forward, "out", dtypes={"out": np.uint16}, out=(N, D), x=(N, D)),
+    Call(rounding.widen_rows, "out", dtypes={"stored": np.uint16}, out=(N, D), stored=(N, D)),
     Call(residual.forward, adds="out", out=(N, D), x=(N, D)),
     Call(embedding.forward, "out", others=IDS, free="table.0", out=(N, D), table=(V, D)),
     Call(embedding.backward, adds="dtable", others=IDS, free="dtable.0", dtable=(V, D), dout=(N, D)),
-    Call(select.find, dtype=np.int32, others={"ignore": IGNORE}, rows=(N,), targets=(N,), labels=(N,)),
+    Call(select.find, dtypes=dict.fromkeys(("rows", "targets", "labels"), np.int32), others={"ignore": IGNORE},
+         rows=(N,), targets=(N,), labels=(N,)),
     Call(select.forward, "chosen", others=ROWS, free="x.0", chosen=(C, D), x=(N, D)),
     Call(select.backward, others=ROWS, free="dx.0", dx=(N, D), dchosen=(C, D)),
     Call(select.clear_ignored, others={"labels": IGNORED, "ignore": IGNORE}, free="dx.1", dx=(N, D)),

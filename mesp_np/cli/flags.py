@@ -39,7 +39,7 @@ RUN_HELP = {
     "residency": "frozen weights stay mapped as they are stored, or are widened into memory once",
     "compute": "products of the numbers as they are, or rounded to bfloat16 first",
     "row_tile": "rows that norms, projections and the MLP work on at a time",
-    "stored": "so many of the last layers keep what store-lean keeps, and are not replayed",
+    "stored_layers": "so many of the last layers keep what store-lean keeps, and are not replayed",
     "checkpoint_every": "layers from one kept block input to the next",
     "checkpoint_store": "block inputs in memory, in memory rounded to bfloat16, or in a temporary file",
     "threads": "worker threads (default: all cores)",
@@ -48,24 +48,6 @@ RUN_HELP = {
 
 
 MOST_THREADS = 8                        # that make sense on fewer cores: to see that the bits are the same
-TEXTS = ("prompt", "system")            # may be empty; all other strings name something
-
-
-def check_strings(args):
-    """Refuse text that is not UTF-8, and empty names: a flag with one would do as if it were not there."""
-    for name, value in vars(args).items():
-        if value == "" and name not in TEXTS:
-            raise UsageError(f"{name.replace('_', '-')} is empty", "name one, or leave it out")
-        if name in TEXTS and value:
-            setattr(args, name, utf8(name, value))
-
-
-def utf8(where, text):
-    """What a user gave as text: bytes that the locale cannot read, which Python escapes, are taken as UTF-8."""
-    try:
-        return text.encode("utf-8", "surrogateescape").decode("utf-8")
-    except UnicodeError:
-        raise UsageError(f"{where} {ascii(text[:40])}: not UTF-8", "give text in UTF-8") from None
 
 
 def add_config_flags(parser, config_class, help_texts):

@@ -9,16 +9,17 @@ share.  The formulas are evaluated by tests/test_formulas.py against the ledger,
 the Qwen2.5 shapes.  They name the moments that can be the peak when H*E = D, F >= 2 D, R is well
 below D, and the weights are stored in another dtype than the run's (else there is no weight tile).
 Letters: L layers, N = B*T rows, D width, F MLP width, H and K heads, E head dimension,
-Q = H*E, KV = K*E, R rank, V vocabulary, C rows (or W tokens) of the loss tile, W1 threads.
+Q = H*E, KV = K*E, R rank, V vocabulary, C = min(row tile, N) rows at hand, CL rows and W tokens of a loss
+tile, W1 threads.
 
     g = 2*R*(D + Q) + 2*R*(D + KV) + 3*R*(D + F)
-    head_rows = N*(2*D + 1) + C*(D + V)
-    head_vocab = N*(2*D + 1) + N*(2*D + 3 + C)
+    head_rows = CL*(3*D + 1 + V)
+    head_vocab = C*(3*D + 4 + W)
     tiles = W1*(2*min(128, T)*T + T*E)
     fixed = L*g*(1 + moments) + T*E + W1*(weight_tile + product_tile) + N
 
 g: the numbers in one layer's adapters, which is also their gradient.  head: the loss stage
-by rows (`full` has C = N) or by vocabulary tiles.  tiles: the scratch of attention's
+by rows (`full` has CL = N) or by vocabulary tiles; the final x, which becomes dx, comes on top.  tiles: the scratch of attention's
 backward.  fixed: adapters with their optimiser moments (0 for SGD, 2 for AdamW), cos and
 sin, the workers' scratch (ops/matmul.py) and the losses; to which the batch adds 24*N bytes of
 ids, labels and the like, and the gradient norm 8 bytes.
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 
 from mesp_np.block import NAMES
 from mesp_np.errors import UsageError
-from mesp_np.methods import mebp, mesp, mesp_lean, mesp_store_h, mezo, store
+from mesp_np.methods import mebp, mesp, mesp_lean, mesp_store_h, mezo, store, store_lean
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Method:
 
 METHODS = {method.name: method for method in (
     Method("store", store.KEEP, checkpoint=False, about=store.__doc__),
+    Method("store-lean", store_lean.KEEP, checkpoint=False, about=store_lean.__doc__),
     Method("mebp", mebp.KEEP, about=mebp.__doc__),
     Method("mesp-store-h", mesp_store_h.KEEP, about=mesp_store_h.__doc__),
     Method("mesp", mesp.KEEP, about=mesp.__doc__),

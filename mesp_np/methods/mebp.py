@@ -38,8 +38,8 @@ projections, update after the backward:
 
     kept = N*(2 + 3*D + 7*R + 2*Q + 2*KV + 4*F) + B*H*T*T
     held = max(L*N*D + g, N*D + L*g)
-    loss = L*N*D + head
-    mlp = held + N*D + kept + N*(F + R)
+    loss = L*N*D + N*D + head
+    mlp = held + N*D + kept + C*(F + R)
     peak = max(loss, mlp)
 
 held: the checkpoints that are left and the gradients formed so far.  mlp: in down_proj's

@@ -26,13 +26,14 @@ projections, update after the backward:
 
     kept = N*(3*D + Q + 2*F) + B*H*T*T
     held = max(L*N*D + g, N*D + L*g)
-    loss = L*N*D + head
-    mlp = held + N*D + kept + N*(F + 2*R)
-    attention = held + N*D + N*D + B*H*T*T + N*(3*Q + 4*KV) + tiles
+    loss = L*N*D + N*D + head
+    mlp = held + N*D + kept + C*(F + 2*R + 1)
+    attention = held + N*D + N*D + B*H*T*T + N*(2*Q + 4*KV) + tiles
     peak = max(loss, mlp, attention)
 
-mlp: dx, the rebuilt act and hd, and dhd come on top of what is kept.  attention: of the
-kept only xn1 and p are left; dx, q, k, v, dq, dk, dv, dctx and the row tiles are there.
+mlp: dx, and of a tile of rows the rebuilt rstd2, act and hd, and dhd, come on top of what is kept.
+attention: of the kept only xn1 and p are left; dx, q, k, v, dk, dv, dctx and the score tiles are there
+(dctx is written over ctx, dq over q).
 
 Source    arXiv 2602.13069 (the method and its list of eight); the backward is derived in ops/.
 """

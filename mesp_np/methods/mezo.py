@@ -26,11 +26,13 @@ averaged over probes.
 Live peak, in elements beyond `fixed` (see `methods/__init__.py`), LoRA on all seven
 projections:
 
-    loss = head
-    mlp = g + N*(2*D + 3*F)
+    head_less = head - CL*D
+    loss = N*D + head_less
+    mlp = g + N*D + N*Q*(N > C) + N*D*(N > 2*C) + C*(D + 3*F)
     peak = max(loss, mlp)
 
-mlp: the layer's perturbed adapters, x, mid, gate, up and act.
+head_less: no gradient of the head's input.  mlp: the layer's perturbed adapters, x, and of a tile of rows
+mid, gate, up and act; ctx is there until the last tile has read it, out once the first has made its rows.
 
 Source    Malladi et al., Fine-Tuning Language Models with Just Forward Passes, arXiv
           2305.17333, algorithm 1 and definition 1 (SPSA).

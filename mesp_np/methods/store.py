@@ -11,8 +11,8 @@ projections, update after the backward:
 
     kept = N*(2 + 3*D + 7*R + 2*Q + 2*KV + 4*F) + B*H*T*T
     held = max(L*(N*D + kept) + g, N*D + kept + L*g)
-    loss = L*(N*D + kept) + head
-    mlp = held + N*D + N*(F + R)
+    loss = L*(N*D + kept) + N*D + head
+    mlp = held + N*D + C*(F + R)
     peak = max(loss, mlp)
 
 held: what is left of the L blocks while the gradients g of a block are formed one after

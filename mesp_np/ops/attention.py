@@ -112,7 +112,7 @@ def forward(team, ctx, q, k, v, starts, shape, scratch):
 
 
 def backward(team, dq, dk, dv, dctx, q, k, v, p, starts, shape, scratch):
-    """dq, dk, dv from dctx; p (B, H, T, S), or None to form it again tile by tile.
+    """dq, dk, dv from dctx; p (B, H, T, S), or None to form it again tile by tile.  dq may be q itself.
 
     shape    (B, H, T, S)
     scratch  (threads, backward_scratch(T, S, E))
@@ -154,9 +154,9 @@ def _backward_tile(dq, dk, dv, dctx, q, k, v, p, starts, scratch):
     _add(dv, product)
     np.matmul(dctx, v.T, out=da)
     _softmax_backward(da, p, _alpha(q))
-    np.matmul(da, k, out=dq)
     np.matmul(da.T, q, out=product)
     _add(dk, product)
+    np.matmul(da, k, out=dq)                 # last: dq may be q
 
 
 def _heads(shape, q, k, v):

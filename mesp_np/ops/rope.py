@@ -1,11 +1,11 @@
 """Rotary position embedding: turn pairs of features by an angle that grows with position.
 
-Shapes    x         : (N, H*E)     N = B*T rows; H heads of dimension E side by side, in place
+Shapes    x         : (C, H*E)     rows first, first + 1, ... of B*T; H heads of dimension E side by side, in place
           cos, sin  : (T, E/2)     of position t
-          starts    : (N,)         where in its sequence the text of row n begins: 0, or more
+          starts    : (C,)         where in its sequence the text of row n begins: 0, or more
                                    when several texts are packed into a sequence
 
-Forward   With t = n mod T - starts_n the position of row n, theta_i = base^(-2i/E) and phi = t theta_i, feature i of a
+Forward   With t = n mod T - starts_n the position of row n of B*T, theta_i = base^(-2i/E) and phi = t theta_i, feature i of a
           head is paired with feature i + E/2 (the "half" convention, not i with i+1):
               out_i       = x_i cos phi - x_{i+E/2} sin phi
               out_{i+E/2} = x_{i+E/2} cos phi + x_i sin phi
@@ -36,23 +36,22 @@ def tables(team, cos, sin, base):
     team.rows(_tables, cos, sin, float(base), flops=4)
 
 
-def forward(team, x, cos, sin, starts):
-    """Rotate x (N, H*E) in place, row n by position n mod T - starts_n."""
-    _rotate(team, x, cos, sin, starts, 1)
+def forward(team, x, cos, sin, starts, first=0):
+    """Rotate x (C, H*E) in place, row n by position n mod T - starts_n; n counts from `first`."""
+    _rotate(team, x, cos, sin, starts, first, 1)
 
 
-def backward(team, dx, cos, sin, starts):
-    """Rotate the gradient dx (N, H*E) back, in place."""
-    _rotate(team, dx, cos, sin, starts, -1)
+def backward(team, dx, cos, sin, starts, first=0):
+    """Rotate the gradient dx (C, H*E) back, in place."""
+    _rotate(team, dx, cos, sin, starts, first, -1)
 
 
-def _rotate(team, x, cos, sin, starts, sign):
-    (T, half), (N, width) = cos.shape, x.shape
-    if N % T or width % (2 * half):
-        raise ShapeError(f"x has shape {x.shape}: not whole sequences of {T} and heads of {2 * half}")
+def _rotate(team, x, cos, sin, starts, first, sign):
+    if x.shape[1] % (2 * cos.shape[1]):
+        raise ShapeError(f"x has shape {x.shape}: not whole heads of {2 * cos.shape[1]}")
     expect(cos.shape, sin=sin)
-    expect((N,), starts=starts)
-    team.rows(_rotate_rows, x, cos, sin, starts, x.dtype.type(sign), flops=3)
+    expect(x.shape[:1], starts=starts)
+    team.rows(_rotate_rows, x, cos, sin, starts, first, x.dtype.type(sign), flops=3)
 
 
 @kernel
@@ -68,13 +67,13 @@ def _tables(cos, sin, base, start, stop):
 
 
 @kernel
-def _rotate_rows(x, cos, sin, starts, sign, start, stop):
+def _rotate_rows(x, cos, sin, starts, first, sign, start, stop):
     T, half = cos.shape
     for n in range(start, stop):
-        t = n % T - starts[n]
+        t = (first + n) % T - starts[n]
         for head in range(0, x.shape[1], 2 * half):
             for i in range(half):
-                first, second = x[n, head + i], x[n, head + half + i]
+                a, b = x[n, head + i], x[n, head + half + i]
                 c, s = cos[t, i], sign * sin[t, i]
-                x[n, head + i] = first * c - second * s
-                x[n, head + half + i] = second * c + first * s
+                x[n, head + i] = a * c - b * s
+                x[n, head + half + i] = b * c + a * s

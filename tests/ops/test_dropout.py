@@ -40,6 +40,16 @@ def test_forward_and_backward_have_one_mask(team, rng, dtype):
     op_checks.forward(dx, lambda base, dout: base + m * dout, base, dout)
 
 
+def test_a_tile_of_rows_has_the_mask_of_the_whole(team):
+    for first in (0, 3, 57):
+        tile = np.empty((3, 700))
+        dropout.forward(team, tile, np.ones_like(tile), KEY, RATE, first)
+        op_checks.same_bits(tile, mask(team)[first:first + 3])
+        added = np.zeros_like(tile)
+        dropout.backward(team, added, np.ones_like(tile), KEY, RATE, first)
+        op_checks.same_bits(added, tile)
+
+
 def test_in_place(team, rng, dtype):
     [x] = op_checks.normal(rng, dtype, (7, 33))
     op_checks.alias(team, lambda team, out, x: dropout.forward(team, out, x, KEY, RATE), {"x": x}, {"out": "x"})

@@ -65,6 +65,17 @@ def test_positions_from_a_later_first(team, rng, dtype):
     op_checks.same_bits(whole[0], x[0])
 
 
-def test_rows_must_be_whole_sequences(team, dtype):
-    with pytest.raises(ShapeError, match="not whole sequences of 7"):
-        rope.forward(team, np.zeros((15, 24), dtype), *places(team, dtype, 2, 7, 8))
+def test_rows_must_be_whole_heads(team, dtype):
+    with pytest.raises(ShapeError, match="not whole heads of 8"):
+        rope.forward(team, np.zeros((14, 20), dtype), *places(team, dtype, 2, 7, 8))
+
+
+@pytest.mark.parametrize("op", [rope.forward, rope.backward])
+def test_a_tile_of_rows_is_turned_as_in_the_whole(team, rng, dtype, op):
+    [x] = op_checks.normal(rng, dtype, (14, 24))
+    whole, tiles, (cos, sin, starts) = x.copy(), x.copy(), places(team, dtype, 2, 7, 8)
+    starts[:] = [0, 0, 0, 3, 3, 5, 5] * 2
+    op(team, whole, cos, sin, starts)
+    for first in range(0, 14, 4):
+        op(team, tiles[first:first + 4], cos, sin, starts[first:first + 4], first)
+    op_checks.same_bits(tiles, whole)

@@ -1,0 +1,50 @@
+"""Rounding to bfloat16 and back, row by row: half the bytes for what can bear it.
+
+Shapes    out    : (N, D)    bfloat16 bits, as uint16
+          x      : (N, D)
+
+Forward   out_nd = the bfloat16 nearest to x_nd, ties to even (`quant.py` says how)
+
+Backward  not differentiated: what is rounded is a copy kept for later, not a part of the model
+
+Saved      nothing
+Recomputed nothing
+Cost       no FLOPs
+
+Source    IEEE 754 binary32, of which bfloat16 is the upper half.
+"""
+
+import numpy as np
+
+from mesp_np.ops import expect, kernel
+
+
+def forward(team, out, x):
+    """out (N, D) = x rounded."""
+    expect(x.shape, out=out)
+    team.rows(_round, out, x, flops=0)
+
+
+def widen_rows(team, out, stored):
+    """out (N, D) = the numbers that the bits stand for, exactly."""
+    expect(stored.shape, out=out)
+    team.rows(_widen, out, stored, flops=0)
+
+
+@kernel
+def _round(out, x, start, stop):
+    for n in range(start, stop):
+        for d in range(out.shape[1]):
+            bits = np.float32(x[n, d]).view(np.uint32)
+            if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):              # a NaN stays one
+                out[n, d] = np.uint16(np.uint32(bits >> np.uint32(16)) | np.uint32(0x40))
+            else:
+                even = np.uint32(bits >> np.uint32(16)) & np.uint32(1)
+                out[n, d] = np.uint16(np.uint32(bits + np.uint32(0x7FFF) + even) >> np.uint32(16))
+
+
+@kernel
+def _widen(out, stored, start, stop):
+    for n in range(start, stop):
+        for d in range(out.shape[1]):
+            out[n, d] = np.uint32(np.uint32(stored[n, d]) << np.uint32(16)).view(np.float32)

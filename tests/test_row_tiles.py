@@ -1,0 +1,81 @@
+"""Row tiles are a setting of the run: in each size all methods have the same bits, and only kept tensors are whole."""
+
+import numpy as np
+import pytest
+
+from mesp_np.config import PRESETS, RunConfig
+from mesp_np.engine import plan_step
+from mesp_np.ops import rope
+from tests import golden_data, small
+from tests.test_bits import different
+from tests.test_plan_equals_run import check
+
+TILES = (1, 7, 13, 39, 64)               # one row, rows that divide nothing, a whole sequence, all rows, more than all
+
+
+def gradients(**changes):
+    with small.engine(**changes) as engine:
+        return engine.gradients(small.batch(engine.config, 3, 13))
+
+
+@pytest.mark.parametrize("row_tile", TILES)
+@pytest.mark.parametrize("changes", [dict(), dict(trainable="full", loss="vocab:10"), dict(dropout=0.3, rank=8),
+                                     dict(targets=("q_proj", "down_proj"))], ids=str)
+def test_methods_agree_to_the_bit(row_tile, changes):
+    reference = gradients(method="store", row_tile=row_tile, **changes)
+    for method in small.EXACT[1:]:
+        assert different(gradients(method=method, row_tile=row_tile, **changes), reference) == [], method
+
+
+@pytest.mark.parametrize("keep", [("p",), ("gate", "xn2"), ("mid", "v"), ("act", "hu", "q")], ids=",".join)
+def test_any_keep_set(keep):
+    assert different(gradients(keep=keep, row_tile=7), gradients(method="store", row_tile=7)) == []
+
+
+@pytest.mark.parametrize("row_tile", TILES)
+def test_gradients_are_right(row_tile):
+    """Against PyTorch's in float64: a tile that forgot where its rows stand would turn them by wrong angles."""
+    golden = golden_data.load("lora_tied")
+    with golden_data.engine(method="mesp-lean", row_tile=row_tile) as engine:
+        found = engine.gradients(golden_data.batch(golden))
+    assert max(np.abs(gradient - golden["grad/" + name]).max() / np.abs(golden["grad/" + name]).max()
+               for name, gradient in found.items()) < 1e-10
+
+
+def test_a_tile_that_forgets_its_place_is_seen(monkeypatch):
+    plain = rope.backward
+    monkeypatch.setattr(rope, "backward", lambda team, dx, cos, sin, starts, first: plain(team, dx, cos, sin, starts))
+    with pytest.raises(AssertionError):
+        test_gradients_are_right(7)
+
+
+@pytest.mark.parametrize("row_tile", TILES)
+def test_dropout_masks_do_not_depend_on_tiles(row_tile):
+    settings = dict(dropout=0.4, dtype="float64", stored="float64")
+    whole, ours = gradients(**settings), gradients(row_tile=row_tile, **settings)
+    for name, gradient in ours.items():
+        assert np.abs(gradient - whole[name]).max() <= 1e-12 * np.abs(whole[name]).max(), name
+
+
+@pytest.mark.parametrize("method", (*small.EXACT, "mezo"))
+@pytest.mark.parametrize("row_tile", TILES)
+def test_plan_equals_run(method, row_tile):
+    check(method=method, row_tile=row_tile, loss="vocab:10")
+
+
+def test_mesp_lean_has_no_whole_array_of_the_mlp():
+    config, T, tile = PRESETS["qwen2.5-0.5b"], 1024, 128
+    run = RunConfig(method="mesp-lean", batch_size=1, seq=T, optimizer="sgd", row_tile=tile)
+    wide = [e for e in plan_step(config, run).ledger.events if e.verb == "alloc" and e.name.startswith("layer.")
+            and "lora" not in e.name and e.shape[-1] == config.intermediate_size]
+    assert wide and {event.shape[0] for event in wide} == {tile}
+
+
+@pytest.mark.parametrize("method", ["mesp-lean", "mezo"])
+def test_memory_of_the_mlp_does_not_grow_with_the_sequence(method):
+    """From T to 2T the live peak grows by what is (N, D) or narrower: checkpoints, stream, attention."""
+    config = PRESETS["qwen2.5-0.5b"]
+    peaks = [plan_step(config, RunConfig(method=method, batch_size=1, seq=T, optimizer="sgd")).live_peak_bytes
+             for T in (2048, 4096)]
+    layers = config.num_hidden_layers if method == "mesp-lean" else 0
+    assert peaks[1] - peaks[0] < 2048 * 4 * ((layers + 4) * config.hidden_size + 1500)
