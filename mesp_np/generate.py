@@ -44,16 +44,16 @@ class CachedBlock(Block):
         super().__init__(*args)
         self.cache, self.first = cache, first
 
-    def _attend(self, rows, out, q, k, v):
-        """Put k and v into the cache, and let q (T, H*E) look at all S = first + T positions."""
-        stop = self.first + self.T
+    def _attend(self, tile, out, q, k, v):
+        """Put k and v, all new ones so far, into the cache, and let q (C, H*E) look at all S positions there."""
+        stop = self.first + tile.rows.stop
         for rows, new in zip(self.cache, (k, v), strict=True):
             put(self.team, rows[self.first:stop], lambda new=new: new)
-        shape = 1, self.config.num_attention_heads, self.T, stop
-        size = attention.forward_scratch(self.T, stop)
-        with self.arena.temp("tiles", (self.team.threads, size)) as tiles:
+        shape = 1, self.config.num_attention_heads, len(q), stop
+        size = attention.forward_scratch(len(q), stop)
+        with self.arena.temp("scores", (self.team.threads, size)) as scratch:
             keys, values = (rows[:stop] for rows in self.cache)
-            attention.forward(self.team, out, q, keys, values, self.starts, shape, tiles)
+            attention.forward(self.team, out, q, keys, values, self.starts[tile.rows], shape, scratch)
 
 
 class Generator:

@@ -66,8 +66,8 @@ class Model:
         T = inputs.shape[1]
         places = self.cos[:T], self.sin[:T], inputs.starts
         dropout = None if inputs.draw is None else Dropout(inputs.draw, self.run.dropout)
-        return [Block(index, layer, self.config, inputs.shape, places, self.arena, self.team, self.run.row_tile, dropout)
-                for index, layer in enumerate(self.params.layers)]
+        return [Block(index, layer, self.config, inputs.shape, places, self.arena, self.team, self.run.row_tile,
+                      dropout) for index, layer in enumerate(self.params.layers)]
 
     @contextmanager
     def inputs(self, batch, draw=None):

@@ -10,6 +10,7 @@ import numpy as np
 from mesp_np.arena import Arena
 from mesp_np.batch import Batch
 from mesp_np.block import Block
+from mesp_np.block_backward import backward
 from mesp_np.config import ModelConfig, RunConfig
 from mesp_np.engine import Engine, plan_step
 from mesp_np.gradcheck import check_gradient, equipped_team
@@ -94,7 +95,7 @@ def _check_block(method, shape, exhaustive, seed):
             return value
 
         dx = dout.copy()
-        block.backward(_saved(block, x, method, arena), dx)
+        backward(block, _saved(block, x, method, arena), dx)
         inputs = {"x": x} | {p.name: p.value for p in adapters}
         gradients = {"x": dx} | {p.name: p.grad for p in adapters}
         return check_gradient(f"block.{method.name}", loss, inputs, gradients, TOLERANCE, exhaustive, rng)

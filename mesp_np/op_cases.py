@@ -134,7 +134,7 @@ def _attention_tiles(team, q, k, v, starts, shape):
 
 
 def _attention_tiles_backward(team, dout, q, k, v, starts, shape, p=None):
-    (_, H, T, S), (dq, dk, dv) = shape, map(np.empty_like, (q, k, v))
+    (_, H, T, S), (dq, dk, dv) = shape, map(np.zeros_like, (q, k, v))
     scratch = np.empty((team.threads, attention.backward_scratch(T, S, q.shape[1] // H)))
     attention.backward(team, dq, dk, dv, dout, q, k, v, p, starts, shape, scratch)
     return {"q": dq, "k": dk, "v": dv}

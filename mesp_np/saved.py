@@ -5,29 +5,63 @@ the kernel calls that make it.  The forward follows the recipes in order; the ba
 asks for names.  A name that was kept is there; another is rebuilt by its recipe, which
 is the forward's own call on the same shapes, so the bits are the same.
 
-Rows      A block works on a tile of rows at a time, forward and backward, whatever the method.
-          What is kept, and what attention reads or makes, is an array of all rows, filled tile
-          by tile; everything else exists for the tile at hand only.  So the methods make the
-          same calls on the same rows, and differ in which arrays are whole.
+Tiles     A block works on a tile of rows at a time, whatever the method: the forward from the
+          first to the last, the backward from the last to the first.  What is kept is an array of
+          all rows, filled tile by tile, and so are keys and values, of which a tile reads all
+          that stand before its end; everything else exists for the tile at hand only.  So the
+          methods make the same calls on the same rows, and differ in which arrays are whole.
 """
 
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import groupby
+from typing import NamedTuple
+
+
+class Tile(NamedTuple):
+    """Rows that are worked on together: some whole sequences of a batch, or some positions of one sequence.
+
+    rows       slice of the B*T rows
+    keys       slice of the rows that attention sees from there: from the sequences' beginning on
+    sequences  slice of the B sequences
+    queries    slice of their T positions
+    """
+
+    rows: slice
+    keys: slice
+    sequences: slice
+    queries: slice
+
+    def of(self, array):
+        """The tile's part of an array (N, ...), or of scores (B, H, T, T)."""
+        if array.ndim == 4:
+            return array[self.sequences, :, self.queries, :self.queries.stop]
+        return array[self.rows]
+
+
+def tiles(B, T, most):
+    """The tiles of a batch, of at most `most` rows each."""
+    if T <= most:
+        count = most // T
+        runs = [slice(b, min(b + count, B)) for b in range(0, B, count)]
+        spans = [slice(run.start * T, run.stop * T) for run in runs]
+        return [Tile(rows, rows, run, slice(0, T)) for run, rows in zip(runs, spans, strict=True)]
+    parts = [slice(t, min(t + most, T)) for t in range(0, T, most)]
+    return [Tile(slice(b * T + part.start, b * T + part.stop), slice(b * T, b * T + part.stop), slice(b, b + 1), part)
+            for b in range(B) for part in parts]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one tensor is made: make(rows, out, *inputs) writes the rows of a slice.
+    """How one tensor is made: make(tile, out, *inputs) writes its rows of a tile.
 
-    across  made for all rows at once, from all rows of its inputs
+    seen  inputs of which it gets all keys of the tile
     """
 
     shape: tuple
     inputs: tuple
     make: Callable
-    across: bool = False
+    seen: tuple = ()
 
 
 def closure(recipes, goal, live=()):
@@ -54,107 +88,92 @@ class Saved:
 
     compute    make tensors of all rows, and keep what the method keeps on the way
     whole      tensors of all rows, for the length of a `with` block: kept ones, or rebuilt ones
-    use        some rows of a tensor, likewise
-    claim      the memory of a tensor of all rows, whether it is live or not
+    use        a tile of a tensor, likewise
     hand_over  a tensor that is its taker's from now on
-    release    the backward needs kept tensors no more
-
-    tiles  the slices of rows that the block works on
+    release    the backward needs what is kept no more
     """
 
     def __init__(self, arena, team, recipes, keep, x, tiles):
-        self._arena, self._team, self._recipes, self.tiles = arena, team, recipes, tiles
+        self._arena, self._team, self._recipes, self._tiles = arena, team, recipes, tiles
         self._keep = keep & set(recipes)
         self._whole = {"x": x}                   # arrays of all rows; x belongs to the driver
-        self._tile = {}                          # arrays of the rows at hand
+        self._parts = {}                         # arrays of the tile at hand
 
     def compute(self, goal):
         """Make the tensors named in `goal`, all rows of them, from what is live."""
-        recipes, order = self._recipes, closure(self._recipes, goal, self._whole)
-        last = last_readers(recipes, order)
-        across = [name for name in order if recipes[name].across]
-        whole = goal.union(across, *[recipes[name].inputs for name in across])
-        for together, names in groupby(order, lambda name: recipes[name].across):
-            names, tiles = list(names), [slice(None)] if together else self.tiles
-            for rows in tiles:
-                for name in names:
-                    self._make(name, rows, name in whole)
-                    self._drop_tiles(last[name])
-                    if rows is tiles[-1]:
-                        self._drop_whole(set(last[name]) - goal)
+        order = closure(self._recipes, goal, self._whole)
+        last = last_readers(self._recipes, order)
+        whole = goal.union(*[self._recipes[name].seen for name in order])
+        for tile in self._tiles:
+            for name in order:
+                self._make(name, tile, name in whole)
+                self._drop(self._parts, last[name])
+                if tile is self._tiles[-1]:
+                    self._drop(self._whole, [old for old in last[name] if old not in goal])
+
+    def has(self, name):
+        """Is the tensor live, all rows or those of the tile at hand?"""
+        return name in self._whole or name in self._parts
 
     def get(self, name):
         """The live tensor of all rows, or None."""
         return self._whole.get(name)
 
-    def across(self, *names):
-        """What must be there of all rows before any rows of these can be rebuilt."""
-        return [name for name in closure(self._recipes, names, self._whole) if self._recipes[name].across]
-
     @contextmanager
     def whole(self, *names):
         """The tensors, all rows; those that are not live are rebuilt, and freed afterwards."""
-        missing = {name for name in names if name not in self._whole}
+        missing = [name for name in names if name not in self._whole]
         with self._team.counting("recompute"):
-            self.compute(missing)
+            self.compute(set(missing))
         yield [self._whole[name] for name in names]
-        self._drop_whole(name for name in names if name in missing)
+        self._drop(self._whole, missing)
 
     @contextmanager
-    def use(self, name, rows):
-        """Rows of the tensor; rebuilt by their recipe, and freed afterwards, if they are not live."""
-        if name in self._whole or name in self._tile:
-            yield self._rows(name, rows)
+    def use(self, name, tile):
+        """The tile of a tensor; rebuilt by its recipe, and freed afterwards, if it is not live."""
+        if self.has(name):
+            yield self._tile(name, tile)
             return
         with ExitStack() as inputs, self._team.counting("recompute"):
             for source in self._recipes[name].inputs:
-                inputs.enter_context(self.use(source, rows))
-            self._make(name, rows)
-        yield self._tile[name]
-        self._drop_tiles([name])
-
-    def claim(self, name):
-        """The tensor of all rows if it is live, else fresh memory in its place: room for its gradient."""
-        if name not in self._whole:
-            self._whole[name] = self._arena.alloc(name, self._recipes[name].shape)
-        return self._whole[name]
+                inputs.enter_context(self.use(source, tile))
+            self._make(name, tile)
+        yield self._parts[name]
+        self._drop(self._parts, [name])
 
     def hand_over(self, name):
         """A live tensor of all rows, from now on its taker's to free."""
         return self._whole.pop(name)
 
-    def release(self, *names):
-        """Free those of the names that are kept and not handed over."""
-        self._drop_whole(name for name in names if name in self._keep)
+    def release(self):
+        """Free what is kept."""
+        self._drop(self._whole, [name for name in self._whole if name in self._keep])
 
     def close(self):
-        """Check that the backward released everything.  Raises ArenaLeak."""
+        """Check that nothing is left.  Raises ArenaLeak."""
         for name, array in self._whole.items():
             if name != "x":
                 raise self._arena.leak(array, "was kept and never released")
 
-    def _make(self, name, rows, whole=False):
-        """Make rows of a tensor from live inputs: in a tile of their own, or in their place among all rows."""
+    def _make(self, name, tile, whole=False):
+        """Make a tile of a tensor from live inputs: on its own, or in its place among all rows."""
         recipe = self._recipes[name]
         if not whole:
-            tile = len(self._whole["x"][rows])
-            self._tile[name] = self._arena.alloc(name, (tile, *recipe.shape[1:]))
+            rows = tile.rows.stop - tile.rows.start
+            self._parts[name] = self._arena.alloc(name, (rows, *recipe.shape[1:]))
         elif name not in self._whole:
             kept = name in self._keep
             self._whole[name] = self._arena.alloc(name, recipe.shape, category="kept" if kept else "temp")
             if kept:
                 self._arena.detach(self._whole[name])
-        recipe.make(rows, self._rows(name, rows), *[self._rows(source, rows) for source in recipe.inputs])
+        inputs = [self._whole[source][tile.keys] if source in recipe.seen else self._tile(source, tile)
+                  for source in recipe.inputs]
+        recipe.make(tile, self._tile(name, tile), *inputs)
 
-    def _rows(self, name, rows):
-        return self._tile[name] if name in self._tile else self._whole[name][rows]
+    def _tile(self, name, tile):
+        return self._parts[name] if name in self._parts else tile.of(self._whole[name])
 
-    def _drop_tiles(self, names):
+    def _drop(self, arrays, names):
         for name in names:
-            if name in self._tile:
-                self._arena.free(self._tile.pop(name))
-
-    def _drop_whole(self, names):
-        for name in names:
-            if name in self._whole:
-                self._arena.free(self._whole.pop(name))
+            if name in arrays:
+                self._arena.free(arrays.pop(name))

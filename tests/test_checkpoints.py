@@ -27,8 +27,8 @@ def peak(**changes):
     return plan_step(PRESETS["qwen2.5-0.5b"], run)
 
 
-EXACT = [dict(checkpoint_every=2), dict(checkpoint_every=3), dict(checkpoint_every=99), dict(stored_layers=2), dict(stored_layers=5),
-         dict(stored_layers=99), dict(checkpoint_every=3, stored_layers=2), dict(checkpoint_store="disk"),
+EXACT = [dict(checkpoint_every=2), dict(checkpoint_every=3), dict(checkpoint_every=99), dict(stored_layers=2),
+         dict(stored_layers=5), dict(stored_layers=99), dict(checkpoint_every=3, stored_layers=2), dict(checkpoint_store="disk"),
          dict(checkpoint_store="disk", checkpoint_every=2, stored_layers=1),
          dict(checkpoint_every=2, layers=(2, 4)), dict(stored_layers=1, layers=(3,))]
 

@@ -8,6 +8,7 @@ import pytest
 from mesp_np import methods
 from mesp_np.config import PRESETS
 from mesp_np.engine import plan_step
+from mesp_np.ops import attention
 from mesp_np.ops.matmul import scratch_elements
 from tests import small
 
@@ -29,10 +30,11 @@ def closed_form(config, run):
                    R=run.rank, V=config.vocab_size, W1=threads, moments=2 if run.optimizer == "adamw" else 0)
     variant, size = run.loss_tile()
     width = max(letters[letter] for letter in "DFQV")
-    letters["C"] = min(run.row_tile, B * T)
+    letters["C"] = min(run.row_tile // T * T or run.row_tile, B * T)
     letters["W"] = min(size, letters["V"])
-    letters["CL"] = letters["C"] if variant == "vocab" else min(size or B * T, B * T)
-    letters["weight_tile"], letters["product_tile"] = scratch_elements(max(width, B * T))
+    letters["CL"] = min(run.row_tile if variant == "vocab" else size or B * T, B * T)
+    letters["scores"] = attention.backward_scratch(min(T, letters["C"]), T, config.head_dim)
+    letters["weight_tile"], letters["product_tile"] = scratch_elements(max(width, B * T), width)
     evaluate(methods.__doc__, letters)
     letters["head"] = letters["head_vocab" if variant == "vocab" else "head_rows"]
     evaluate(methods.METHODS[run.method].about, letters)
@@ -43,7 +45,8 @@ def closed_form(config, run):
 @pytest.mark.parametrize("preset", ["tiny", "qwen2.5-0.5b", "qwen2.5-3b"])
 @pytest.mark.parametrize("changes", [
     dict(batch_size=1, seq=256), dict(batch_size=1, seq=1024, loss="vocab:2048"),
-    dict(batch_size=1, seq=256, row_tile=64), dict(batch_size=2, seq=200, threads=2), dict(batch_size=3, seq=67, rank=32, loss="full"),
+    dict(batch_size=1, seq=256, row_tile=64), dict(batch_size=2, seq=200, threads=2),
+    dict(batch_size=3, seq=67, rank=32, loss="full"),
     dict(batch_size=1, seq=128, rank=64, optimizer="adamw"), dict(batch_size=1, seq=31, dtype="float64", loss="rows:1"),
 ], ids=str)
 def test_live_peak(method, preset, changes):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mesp_np import saved
 from mesp_np.config import PRESETS, RunConfig
 from mesp_np.engine import plan_step
 from mesp_np.ops import rope
@@ -71,11 +72,26 @@ def test_mesp_lean_has_no_whole_array_of_the_mlp():
     assert wide and {event.shape[0] for event in wide} == {tile}
 
 
-@pytest.mark.parametrize("method", ["mesp-lean", "mezo"])
-def test_memory_of_the_mlp_does_not_grow_with_the_sequence(method):
-    """From T to 2T the live peak grows by what is (N, D) or narrower: checkpoints, stream, attention."""
-    config = PRESETS["qwen2.5-0.5b"]
-    peaks = [plan_step(config, RunConfig(method=method, batch_size=1, seq=T, optimizer="sgd")).live_peak_bytes
-             for T in (2048, 4096)]
-    layers = config.num_hidden_layers if method == "mesp-lean" else 0
-    assert peaks[1] - peaks[0] < 2048 * 4 * ((layers + 4) * config.hidden_size + 1500)
+@pytest.mark.parametrize("method, streams, key_values", [("mesp-lean", 24 + 1, 4), ("mezo", 2, 2)])
+def test_little_but_checkpoints_grows_with_the_sequence(method, streams, key_values):
+    """From T to 2T: checkpoints and dx (MeZO: x and out), keys, values and their gradients, scores."""
+    config, added = PRESETS["qwen2.5-0.5b"], 4096
+    short, long = (plan_step(config, RunConfig(method=method, batch_size=1, seq=T, optimizer="sgd")).live_peak_bytes
+                   for T in (added, 2 * added))
+    inputs = 24 / 4 + 1 + 1 + config.head_dim                        # ids and the like, losses, rstd1, cos and sin
+    row = streams * config.hidden_size + key_values * config.key_width + config.head_dim + inputs
+    assert long - short <= 4 * added * row
+
+
+@pytest.mark.parametrize("B, T, most, expected", [
+    (1, 10, 4, [(0, 4, 0), (4, 8, 0), (8, 10, 0)]),
+    (2, 3, 2, [(0, 2, 0), (2, 3, 0), (3, 5, 3), (5, 6, 3)]),
+    (5, 3, 7, [(0, 6, 0), (6, 12, 6), (12, 15, 12)]),
+    (2, 3, 64, [(0, 6, 0)]),
+])
+def test_tiles_are_whole_sequences_or_parts_of_one(B, T, most, expected):
+    found = saved.tiles(B, T, most)
+    assert [(tile.rows.start, tile.rows.stop, tile.keys.start) for tile in found] == expected
+    assert all(tile.keys.stop == tile.rows.stop for tile in found)
+    rows = [(b, t) for tile in found for b in range(B)[tile.sequences] for t in range(T)[tile.queries]]
+    assert rows == [(b, t) for b in range(B) for t in range(T)]

@@ -9,20 +9,22 @@ share.  The formulas are evaluated by tests/test_formulas.py against the ledger,
 the Qwen2.5 shapes.  They name the moments that can be the peak when H*E = D, F >= 2 D, R is well
 below D, and the weights are stored in another dtype than the run's (else there is no weight tile).
 Letters: L layers, N = B*T rows, D width, F MLP width, H and K heads, E head dimension,
-Q = H*E, KV = K*E, R rank, V vocabulary, C = min(row tile, N) rows at hand, CL rows and W tokens of a loss
-tile, W1 threads.
+Q = H*E, KV = K*E, R rank, V vocabulary, C rows of a tile (all tiles being as large), CL rows and W tokens
+of a loss tile, W1 threads, and `scores`, a worker's scratch in attention's backward (ops/attention.py).
 
     g = 2*R*(D + Q) + 2*R*(D + KV) + 3*R*(D + F)
     head_rows = CL*(3*D + 1 + V)
-    head_vocab = C*(3*D + 4 + W)
-    tiles = W1*(2*min(128, T)*T + T*E)
-    fixed = L*g*(1 + moments) + T*E + W1*(weight_tile + product_tile) + N
+    head_vocab = CL*(3*D + 4 + W)
+    fixed = L*g*(1 + moments) + T*E + W1*weight_tile + N
 
-g: the numbers in one layer's adapters, which is also their gradient.  head: the loss stage
-by rows (`full` has CL = N) or by vocabulary tiles; the final x, which becomes dx, comes on top.  tiles: the scratch of attention's
-backward.  fixed: adapters with their optimiser moments (0 for SGD, 2 for AdamW), cos and
-sin, the workers' scratch (ops/matmul.py) and the losses; to which the batch adds 24*N bytes of
-ids, labels and the like, and the gradient norm 8 bytes.
+g: the numbers in one layer's adapters, which is also their gradient.  head: the loss stage by rows
+(`full` has CL = N) or by vocabulary tiles; the final x, which becomes dx, comes on top.  fixed:
+adapters with their optimiser moments (0 for SGD, 2 for AdamW), cos and sin, the workers' scratch
+(ops/matmul.py) and the losses; to which the batch adds 24*N bytes of ids, labels and the like, and
+the gradient norm 8 bytes.
+
+The peaks that the methods name: loss; mlp, when act or its gradient is there (dx, k, v, dk and dv are, of
+all rows, and what is kept); and attention, in its backward, with q and dctx of the tile.
 """
 
 from dataclasses import dataclass

@@ -19,6 +19,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from mesp_np.block import Block
+from mesp_np.block_backward import backward
 from mesp_np.methods import checkpoints, store_lean
 from mesp_np.params import members, trainable
 from mesp_np.saved import Saved
@@ -66,7 +67,7 @@ def _backward(engine, passes, dx, update):
     engine.make_gradients(parameters)
     x = last.take()
     saved = last.saved or last.block.replay(x, engine.method.keep)
-    last.block.backward(saved, dx, below=bool(passes) or engine.model.params.embed.trainable)
+    backward(last.block, saved, dx, below=bool(passes) or engine.model.params.embed.trainable)
     engine.arena.free(x)
     if update:
         update(parameters)

@@ -39,11 +39,12 @@ projections, update after the backward:
     kept = N*(2 + 3*D + 7*R + 2*Q + 2*KV + 4*F) + B*H*T*T
     held = max(L*N*D + g, N*D + L*g)
     loss = L*N*D + N*D + head
-    mlp = held + N*D + kept + C*(F + R)
-    peak = max(loss, mlp)
+    mlp = held + N*D + kept + 2*N*KV + C*(F + R)
+    attention = held + N*D + kept + 2*N*KV + C*Q + W1*scores
+    peak = max(loss, mlp, attention)
 
 held: the checkpoints that are left and the gradients formed so far.  mlp: in down_proj's
-backward, dx, dact and dhd come on top of what is kept.
+backward of a tile, dact and dhd come on top; all that is kept stays until the last tile.
 
 Source    Song and Tang, Memory-Efficient Backpropagation for Fine-Tuning LLMs on
           Resource-Constrained Mobile Devices, arXiv 2510.03425.

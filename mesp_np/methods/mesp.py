@@ -27,13 +27,12 @@ projections, update after the backward:
     kept = N*(3*D + Q + 2*F) + B*H*T*T
     held = max(L*N*D + g, N*D + L*g)
     loss = L*N*D + N*D + head
-    mlp = held + N*D + kept + C*(F + 2*R + 1)
-    attention = held + N*D + N*D + B*H*T*T + N*(2*Q + 4*KV) + tiles
+    mlp = held + N*D + kept + 4*N*KV + C*(F + 2*R + 1)
+    attention = held + N*D + kept + 4*N*KV + 2*C*Q + W1*scores
     peak = max(loss, mlp, attention)
 
-mlp: dx, and of a tile of rows the rebuilt rstd2, act and hd, and dhd, come on top of what is kept.
-attention: of the kept only xn1 and p are left; dx, q, k, v, dk, dv, dctx and the score tiles are there
-(dctx is written over ctx, dq over q).
+mlp: of a tile, the rebuilt rstd2, act and hd, and dhd, come on top.  attention: the rebuilt q, over which dq
+is written, and dctx.
 
 Source    arXiv 2602.13069 (the method and its list of eight); the backward is derived in ops/.
 """

@@ -14,8 +14,8 @@ projections, update after the backward:
     kept = N*(3*D + Q + 2*F + 7*R) + B*H*T*T
     held = max(L*N*D + g, N*D + L*g)
     loss = L*N*D + N*D + head
-    mlp = held + N*D + kept + C*(F + R + 1)
-    attention = held + N*D + N*D + B*H*T*T + N*(2*Q + 4*KV + 3*R) + tiles
+    mlp = held + N*D + kept + 4*N*KV + C*(F + R + 1)
+    attention = held + N*D + kept + 4*N*KV + 2*C*Q + W1*scores
     peak = max(loss, mlp, attention)
 
 Against `mesp` the peak in the MLP is 7 N R - C R elements higher: hd of the tile is live there in both.

@@ -28,11 +28,11 @@ projections:
 
     head_less = head - CL*D
     loss = N*D + head_less
-    mlp = g + N*D + N*Q*(N > C) + N*D*(N > 2*C) + C*(D + 3*F)
+    mlp = g + N*D + N*D*(N > C) + 2*N*KV*(N > 2*C) + C*(D + 3*F)
     peak = max(loss, mlp)
 
-head_less: no gradient of the head's input.  mlp: the layer's perturbed adapters, x, and of a tile of rows
-mid, gate, up and act; ctx is there until the last tile has read it, out once the first has made its rows.
+head_less: no gradient of the head's input.  mlp: the layer's perturbed adapters, x, and of a tile mid,
+gate, up and act; out is there once the first tile has made its rows, k and v until the last has read them.
 
 Source    Malladi et al., Fine-Tuning Language Models with Just Forward Passes, arXiv
           2305.17333, algorithm 1 and definition 1 (SPSA).

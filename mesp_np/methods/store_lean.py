@@ -25,11 +25,12 @@ projections, update after the backward:
     kept = N*(2 + D + 7*R + 2*Q + 2*KV + 2*F)
     held = max(L*(N*D + kept) + g, N*D + kept + L*g)
     loss = L*(N*D + kept) + N*D + head
-    mlp = held + N*D + C*(F + R)
-    peak = max(loss, mlp)
+    mlp = held + N*D + 2*N*KV + C*(F + R)
+    attention = held + N*D + 2*N*KV + C*Q + W1*scores
+    peak = max(loss, mlp, attention)
 
 held: what is left of the L blocks while the gradients g of a block are formed one after
-another.  mlp: dx, and in down_proj's backward of a tile of rows act, then dact, and dhd.
+another.  mlp: in down_proj's backward of a tile, act and then dact, and dhd.
 """
 
 KEEP = frozenset("rstd1 hq hk hv q k v ctx ho mid rstd2 hg hu gate up hd".split())

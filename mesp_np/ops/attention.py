@@ -29,10 +29,11 @@ Recomputed without p: a row tile of p at a time from q and k, by the forward's o
            nothing of shape (T, S) exists; five products in the backward instead of four
 Cost       4 B H T S E FLOPs forward and 8 backward, about half of it skipped as masked
 
-Tiles     TILE query rows at a time.  A tile multiplies only with the keys up to its last
-          row; the tiles above the diagonal are never formed.  (Keys before starts are: what is
-          computed depends on shapes, never on the data, so that a plan can count it.)  With p kept, tiles are
-          written into p; else into a worker's scratch: the same calls on the same shapes,
+Tiles     TILE query rows at a time, and fewer when there are so many keys that a tile would hold more than
+          SCORES numbers: scratch does not grow with S but for S E numbers.  A tile multiplies only with the
+          keys up to its last row; the tiles above the diagonal are never formed.  (Keys before starts are:
+          what is computed depends on shapes, never on the data, so that a plan can count it.)  With p kept, tiles
+          are written into p; else into a worker's scratch: the same calls on the same shapes,
           so the same bits.  The backward runs over (sequence, key/value head): the sums
           over t and over the G heads then have one author and one order.
 
@@ -45,17 +46,17 @@ import numpy as np
 from mesp_np.ops import ShapeError, expect, kernel
 from mesp_np.ops.rowmath import exp, largest, total
 
-TILE = 128              # query rows in a tile
+TILE, SCORES = 128, 1 << 18      # query rows and numbers of a tile, at most
 
 
 def forward_scratch(T, S):
     """Elements of one worker's scratch in `forward`: a tile of probabilities."""
-    return min(TILE, T) * S
+    return _tile_rows(T, S) * S
 
 
 def backward_scratch(T, S, E):
     """Elements of one worker's scratch in `backward`: tiles of p and da, and a product for dk and dv."""
-    return 2 * min(TILE, T) * S + S * E
+    return 2 * _tile_rows(T, S) * S + S * E
 
 
 def probabilities(team, p, q, k, starts):
@@ -112,7 +113,9 @@ def forward(team, ctx, q, k, v, starts, shape, scratch):
 
 
 def backward(team, dq, dk, dv, dctx, q, k, v, p, starts, shape, scratch):
-    """dq, dk, dv from dctx; p (B, H, T, S), or None to form it again tile by tile.  dq may be q itself.
+    """dq from dctx, and dk, dv += theirs; p (B, H, T, S), or None to form it again tile by tile.
+
+    dq may be q itself.
 
     shape    (B, H, T, S)
     scratch  (threads, backward_scratch(T, S, E))
@@ -130,8 +133,6 @@ def backward(team, dq, dk, dv, dctx, q, k, v, p, starts, shape, scratch):
 
     def task(worker, tile):
         b, g = divmod(tile, K)
-        dk[b, :, g] = 0
-        dv[b, :, g] = 0
         for h in range(g * H // K, (g + 1) * H // K):
             for rows, seen in _row_tiles(T, S):
                 gradients = dq[b, rows, h], dk[b, :seen, g], dv[b, :seen, g]
@@ -187,9 +188,15 @@ def _group(h, q, k):
 
 def _row_tiles(T, S):
     """(slice of query rows, number of keys the last of them sees), top to bottom."""
-    for start in range(0, T, TILE):
-        stop = min(T, start + TILE)
+    size = _tile_rows(T, S)
+    for start in range(0, T, size):
+        stop = min(T, start + size)
         yield slice(start, stop), stop + S - T
+
+
+def _tile_rows(T, S):
+    """Query rows of a tile: in sixteens where SCORES decides."""
+    return min(T, TILE, max(16, SCORES // S // 16 * 16))
 
 
 def _probability_tile(p, q_rows, keys, starts):

@@ -54,7 +54,7 @@ def tiles(team, q, k, v, starts, shape):
 
 
 def gradients(team, dctx, q, k, v, p, starts, shape):
-    dq, dk, dv = map(np.empty_like, (q, k, v))
+    dq, dk, dv = np.empty_like(q), np.zeros_like(k), np.zeros_like(v)
     size = attention.backward_scratch(*shape[2:], q.shape[1] // shape[1])
     scratch = np.full((team.threads, size), np.nan, q.dtype)
     attention.backward(team, dq, dk, dv, dctx, q, k, v, p, starts, shape, scratch)
