@@ -1,7 +1,9 @@
 """The arena: every tensor of a step lives here, and every byte is on record.
 
 Five verbs: alloc, free, temp, scope, rename.  Two more say who frees a tensor that outlives
-its scope (result, detach), and one says which stage of the step it is (stage).
+its scope (result, detach), and one says which stage of the step it is (stage).  A free list
+says where a tensor goes (`freelist.py`), or a schedule, in a part of the work whose requests
+are known beforehand (rehearse, follow; `placement.py`).
 
     with arena.scope("layer.3"):
         gate = arena.alloc("gate", (N, F))           # (N, F)
@@ -29,6 +31,7 @@ import numpy as np
 
 from mesp_np.freelist import FreeList
 from mesp_np.ledger import Ledger, show_bytes
+from mesp_np.placement import Follower, OffPlan, Recorder
 
 PACKAGE = str(Path(__file__).parent)
 PLUMBING = tuple(str(Path(PACKAGE, name)) for name in ("arena.py", "saved.py"))
@@ -38,7 +41,7 @@ class ArenaError(Exception):
     """A tensor was used against the rules of the arena."""
 
 
-class ArenaFull(ArenaError):
+class ArenaFull(ArenaError, MemoryError):
     """The next tensor does not fit; the message lists what is live, largest first."""
 
 
@@ -72,7 +75,8 @@ class Arena:
         self.capacity = capacity
         self.ledger = Ledger()
         self._poison = poison
-        self._places = FreeList()
+        self._list = FreeList()
+        self._places = self._list                # for a while a Recorder or a Follower
         self._blocks = {}                        # id(array) -> _Block
         self._names = set()
         self._scopes = []
@@ -81,19 +85,19 @@ class Arena:
     @property
     def extent(self):
         """The highest offset ever used, in bytes."""
-        return self._places.extent
+        return self._list.extent
 
     def alloc(self, name, shape, dtype=None, category="temp"):
         """A new C-contiguous array, uninitialised, named within the open scopes.
 
-        Raises ArenaFull when it does not fit, ArenaError when the name is taken.
+        Raises ArenaFull when it does not fit, ArenaError when the name is taken or the schedule has another tensor.
         """
         name = self._full_name(name)
         if name in self._names:
             raise ArenaError(f"{name} is allocated twice")
         dtype = np.dtype(dtype or self.dtype)
         size = dtype.itemsize * math.prod(shape)
-        offset = self._places.alloc(size)
+        offset = self._place(name, self._places.alloc, size)
         array = self._array(offset, size, tuple(shape), dtype, name)
         scope = self._scopes[-1] if self._scopes else None
         self._blocks[id(array)] = _Block(array, name, category, offset, _caller(), scope)
@@ -108,7 +112,7 @@ class Arena:
         self._names.remove(block.name)
         if self._poison:
             self._fill(block.offset, array.nbytes)
-        self._places.free(block.offset)
+        self._place(block.name, self._places.free, block.offset)
         self._record("free", block)
 
     def rename(self, array, name, category=None):
@@ -146,6 +150,39 @@ class Arena:
             if block.scope is scope:
                 raise self.leak(block.array, f"is still live at the end of scope {scope.name}")
 
+    @contextmanager
+    def rehearse(self, part):
+        """Place the tensors of a part of the work when all of it is known; yields the Recorder with its schedule.
+
+        For a phantom: its tensors get their offsets, in the ledger, at the end.
+        """
+        first = len(self.ledger.events)
+        with self._placing(part, Recorder()) as recorder:
+            yield recorder
+        base = self._list.alloc(recorder.schedule.extent)
+        self._list.free(base)
+        self.ledger.place(first, base + recorder.schedule.offsets)
+
+    @contextmanager
+    def follow(self, part, schedule):
+        """Place the tensors of a part of the work where a Schedule has them, in one block of the free list.
+
+        Raises ArenaFull before it begins, ArenaError at an alloc or free that is not the schedule's next.
+        """
+        base = self._list.alloc(schedule.extent)
+        self._expect_room(part, base, schedule.extent)
+        with self._placing(part, Follower(schedule, base)):
+            yield
+        self._list.free(base)
+
+    @contextmanager
+    def _placing(self, part, places):
+        """`places` in the free list's place, for a part that leaves live what it found.  Raises ArenaLeak."""
+        found, self._places = set(self._names), places
+        yield places
+        self._places = self._list
+        self._expect_only(found, part)
+
     def result(self, array):
         """Declare an array the result of the innermost scope: its caller frees it."""
         outer = self._scopes[-2] if len(self._scopes) > 1 else None
@@ -164,9 +201,12 @@ class Arena:
 
     def expect_balance(self):
         """Check that what is live is what was live when the ledger last restarted.  Raises ArenaLeak."""
+        self._expect_only(self.ledger.opening, "the step")
+
+    def _expect_only(self, names, part):
         for block in self._blocks.values():
-            if block.name not in self.ledger.opening:
-                raise self.leak(block.array, "is still live at the end of the step")
+            if block.name not in names:
+                raise self.leak(block.array, f"is still live at the end of {part}")
 
     def stage(self, name):
         """Begin a stage of the step: forward, loss, backward or update."""
@@ -174,6 +214,12 @@ class Arena:
 
     def _full_name(self, name):
         return ".".join([scope.name for scope in self._scopes] + [name])
+
+    def _place(self, name, verb, number):
+        try:
+            return verb(number)
+        except OffPlan as error:
+            raise ArenaError(f"{name}: {error}") from None
 
     def _block(self, array):
         try:
@@ -188,12 +234,15 @@ class Arena:
     def _array(self, offset, size, shape, dtype, name):
         if self._memory is None:
             return phantom(shape, dtype)
-        if offset + size > self.capacity:
-            raise ArenaFull(f"{name} needs {show_bytes(size)} at offset {offset:,} of {show_bytes(self.capacity)}; "
-                            f"live, largest first: {self._listing()}")
+        self._expect_room(name, offset, size)
         if self._poison:
             self._fill(offset, size)
         return np.frombuffer(self._memory, dtype, size // dtype.itemsize, offset).reshape(shape)
+
+    def _expect_room(self, name, offset, size):
+        if self._memory is not None and offset + size > self.capacity:
+            raise ArenaFull(f"{name} needs {show_bytes(size)} at offset {offset:,} of {show_bytes(self.capacity)}; "
+                            f"live, largest first: {self._listing()}")
 
     def _fill(self, offset, size):
         if self._memory is not None:
@@ -215,8 +264,7 @@ class _Scope:
 def phantom(shape, dtype):
     """An array with shape, dtype and nbytes, but no memory: one poisoned element, read-only."""
     dtype = np.dtype(dtype)
-    element = np.frombuffer(b"\xff" * dtype.itemsize, dtype)[0]
-    return np.broadcast_to(element, shape)
+    return np.ndarray(shape, dtype, b"\xff" * dtype.itemsize, strides=(0,) * len(shape))
 
 
 def _fresh_memory(capacity):

@@ -79,14 +79,18 @@ class Block:
         saved = self._pass(x, keep, {"out"} | keep & set(NAMES))
         return saved.hand_over("out"), saved
 
+    def through(self, x):
+        """The output of a block that keeps nothing, written over its input x (N, D)."""
+        return self._pass(x, frozenset(), {"out"}, {"out": "x"}).hand_over("out")
+
     def replay(self, x, keep):
         """Saved, from the block's input: only what is kept, and what that needs, is computed."""
         with self.team.counting("recompute"):
             return self._pass(x, keep, keep)
 
-    def _pass(self, x, keep, goal):
+    def _pass(self, x, keep, goal, over=()):
         recipes = self.recipes(keep)
-        saved = Saved(self.arena, self.team, recipes, keep, x, self.tiles)
+        saved = Saved(self.arena, self.team, recipes, keep, x, self.tiles, over)
         with self.arena.scope(f"layer.{self.index}"):
             saved.compute(goal & set(recipes))
             if "out" in goal:

@@ -147,6 +147,8 @@ class RunConfig:
     seed: int = 0
 
     def __post_init__(self):
+        for name in ("keep", "targets", "layers", "betas"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))           # a list will do as well
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)!r}", f"choose from {', '.join(allowed)}")
@@ -165,6 +167,8 @@ class RunConfig:
         if self.update == "fused" and (self.clip or self.grad_accumulation > 1):
             raise UsageError("--update fused cannot go with --clip or --grad-accumulation",
                              "both need all gradients before the first update")
+        if self.compute == "bf16" and self.dtype == "float64":
+            raise UsageError("--compute bf16 cannot go with --dtype float64", "rounded products are summed in float32")
         if self.perturb == "inplace" and self.probes > 1:
             raise UsageError("--perturb inplace cannot go with --probes", "the published scheme uses one probe")
         self.loss_tile()

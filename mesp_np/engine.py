@@ -6,9 +6,13 @@
     engine.arena.ledger.live_peak == plan.live_peak_bytes
 
 The plan *is* the run on a phantom arena: same code, same events.
+
+Parts of the work that leave live what they found have their tensors placed as a whole
+(`placement.py`): a phantom does such a part first, and every engine then follows its schedule.
 """
 
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +28,7 @@ from mesp_np.ops.noise import key
 from mesp_np.ops.optim_steps import add_squares
 from mesp_np.optim import Optimizer, clip_factor
 from mesp_np.params import build, phantom_weights, trainable
+from mesp_np.placement import SCHEDULES, keep
 from mesp_np.team import Team
 
 
@@ -47,13 +52,13 @@ class Engine:
         self.config, self.run = config, run
         self.method = methods.find(run.method, run.keep)
         self.arena = Arena(capacity, np.dtype(run.dtype), poison)
-        self.team = Team(run.threads)
+        self.team = Team(run.threads, run.compute)
         self.checkpoints = checkpoints.STORES[run.checkpoint_store](self.arena, self.team)
         self.steps = 0
         params = build(self.arena, self.team, config, weights, run)
         self.parameters = trainable(params)
         self.optimizer = Optimizer(self.arena, self.team, self.parameters, run)
-        self._lend_scratch(params)
+        self._lend_scratch()
         self.model = Model(config, params, run, self.arena, self.team)
         self.setup_events = self.arena.ledger.events
         self.arena.ledger.restart()
@@ -99,15 +104,15 @@ class Engine:
     def evaluate(self, batch):
         """(sum of the losses, how many targets were the likeliest token), by a forward pass without dropout."""
         self._begin([batch])
-        with self.model.inputs(batch) as inputs:
+        with self._placed("an evaluation", batch), self.model.inputs(batch) as inputs:
             backprop.forward_losses(self, inputs)
             return self.model.sum_losses(inputs), int(inputs.hits.sum())
 
     def window_loss(self, window, *around):
         """Sum of the losses of a step's batches, forward only; `around` as in backprop.forward_losses."""
-        total = 0.0
+        part, total = "a forward pass on copies" if around else "a forward pass", 0.0
         for index, batch in enumerate(window):
-            with self.model.inputs(batch, self._draw(index)) as inputs:
+            with self._placed(part, batch), self.model.inputs(batch, self._draw(index)) as inputs:
                 backprop.forward_losses(self, inputs, *around)
                 total += self.model.sum_losses(inputs)
         return total
@@ -122,8 +127,7 @@ class Engine:
             self._drop_gradients(parameters)
 
         if self.method.exact:
-            self._accumulate(batch, 0, 1.0 / tokens, collect)
-            collect([p for p in self.parameters if p.grad is not None])
+            self._one_batch(batch, tokens, collect)
         else:
             derivatives, _ = mezo.projections(self, [batch], tokens)
             mezo.estimate(self, derivatives, lambda p, grad: copies.update({p.name: grad.copy()}))
@@ -136,6 +140,21 @@ class Engine:
                 p.grad = self.arena.alloc(p.name + ".grad", p.value.shape, category="grad")
                 fill(self.team, p.grad, 0)
 
+    @contextmanager
+    def _placed(self, part, batch):
+        """Place the tensors of one of PARTS as a whole.  The first to do it, for a shape of batch, is a phantom."""
+        key = self.config, self.run, part, batch.ids.shape
+        if key not in SCHEDULES and self.arena.capacity is None:
+            with self.arena.rehearse(part) as recorder:
+                yield
+            keep(key, recorder.schedule)
+            return
+        if key not in SCHEDULES:
+            with Engine(self.config, phantom_weights(self.config), self.run) as phantom:
+                PARTS[part](phantom, Batch.phantom(batch.ids.shape))
+        with self.arena.follow(part, SCHEDULES[key]):
+            yield
+
     def _begin(self, window):
         """Refuse batches that do not fit the model, and open a new page in the ledger."""
         for batch in window:
@@ -143,18 +162,36 @@ class Engine:
         self.arena.ledger.restart()
 
     def _exact_step(self, window, rate, tokens, squares):
-        def update_layer(parameters):
-            self.arena.stage("update")
+        def update(parameters):
             self._update(parameters, rate, squares)
+
+        if len(window) == 1:
+            return self._one_batch(window[0], tokens, update) / tokens
+        return self._several_batches(window, tokens, update) / tokens
+
+    def _one_batch(self, batch, tokens, use):
+        """Sum of the losses; use(parameters) is called when their gradients are complete, to use and drop them."""
+        def use_layer(parameters):
+            self.arena.stage("update")
+            use(parameters)
             self.arena.stage("backward")
 
-        if len(window) > 1:             # all gradients outlive the first batch: placed first, they leave no holes
-            self.make_gradients(self.parameters)
-        at_once = update_layer if self.run.update == "fused" else None
-        total = sum(self._accumulate(batch, index, 1.0 / tokens, at_once) for index, batch in enumerate(window))
+        with self._placed("the step", batch):
+            total = self._accumulate(batch, 0, 1.0 / tokens, use_layer if self.run.update == "fused" else None)
+            self.arena.stage("update")
+            use([p for p in self.parameters if p.grad is not None])
+        return total
+
+    def _several_batches(self, window, tokens, use):
+        """The same, the gradients made before the first batch; each batch is placed by itself, whatever its shape."""
+        self.make_gradients(self.parameters)
+        total = 0.0
+        for index, batch in enumerate(window):
+            with self._placed("a batch of several", batch):
+                total += self._accumulate(batch, index, 1.0 / tokens)
         self.arena.stage("update")
-        self._update([p for p in self.parameters if p.grad is not None], rate, squares)
-        return total / tokens
+        use(self.parameters)
+        return total
 
     def _update(self, parameters, rate, squares):
         """Add to the squared norm, move the parameters, and drop their gradients."""
@@ -190,13 +227,20 @@ class Engine:
             self.arena.free(p.grad)
             p.grad = None
 
-    def _lend_scratch(self, params):
+    def _lend_scratch(self):
         c, run = self.config, self.run
-        width = max(c.hidden_size, c.intermediate_size, c.query_width, c.vocab_size)
-        weight, product = matmul.scratch_elements(max(width, run.batch_size * run.seq), width)
-        stored = any(p.value.dtype != self.arena.dtype for p in params)
-        tiles = self.arena.alloc("team.weight_tile", (run.threads, weight), category="weight_tile") if stored else None
-        matmul.lend(self.team, tiles, self.arena.alloc("team.product_tile", (run.threads, product)))
+        width = max(c.hidden_size, c.intermediate_size, c.query_width, c.vocab_size, run.batch_size * run.seq)
+        size = matmul.scratch_elements(width, run.compute)
+        matmul.lend(self.team, self.arena.alloc("team.weight_tile", (run.threads, size), category="weight_tile"))
+
+
+PARTS = {                               # of the work, that leave live what they found -> what has one in it
+    "the step": lambda engine, batch: engine.step([batch], rate=1.0),
+    "a batch of several": lambda engine, batch: engine.step([batch] * 2, rate=1.0),
+    "a forward pass": lambda engine, batch: engine.window_loss([batch]),
+    "a forward pass on copies": lambda engine, batch: engine.step([batch], rate=1.0),
+    "an evaluation": lambda engine, batch: engine.evaluate(batch),
+}
 
 
 @dataclass(frozen=True)

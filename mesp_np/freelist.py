@@ -1,5 +1,7 @@
 """Best-fit placement over integer offsets: where in the arena a block of bytes goes.
 
+It serves what is not known beforehand, and what an engine holds from step to step; the
+tensors of a step are one block to it, within which `placement.py` has placed them.
 It knows nothing of arrays or memory, so it can be tested with numbers alone.  The
 space is [0, top): blocks in use and holes between them.  A request takes the
 smallest hole that fits (the lowest of equals) and leaves the rest of it as a hole;

@@ -103,9 +103,7 @@ class Generator:
         for index, layer in enumerate(self.params.layers):
             block = CachedBlock(index, layer, self.config, (1, T), places, arena, self.team, self.row_tile,
                                 cache=self.caches[index], first=done)
-            out, _ = block.forward(x)
-            arena.free(x)
-            x = out
+            x = block.through(x)
         self.tokens += ids
         found = self._head(x[-1:]) if last else None
         arena.free(x)

@@ -85,10 +85,10 @@ def check_gradient(name, function, inputs, gradients, tolerance, exhaustive, rng
             for key, gradient in gradients.items()]
 
 
-def equipped_team(threads=1, dtype=np.float64):
+def equipped_team(threads=1, dtype=np.float64, compute="full"):
     """A team with scratch of its own, for work outside an arena."""
-    team, sizes = Team(threads), matmul.scratch_elements(matmul.ROWS, matmul.DEPTH)
-    matmul.lend(team, *(np.empty((threads, size), dtype) for size in sizes))
+    team = Team(threads, compute)
+    matmul.lend(team, np.empty((threads, matmul.scratch_elements(matmul.DEPTH, compute)), dtype))
     return team
 
 

@@ -6,7 +6,7 @@ written by hand.
 
 Two totals are kept apart.  *Live bytes* is the sum of nbytes of the live tensors,
 the figure by which methods are compared.  *Extent* is the highest offset in use,
-with alignment and holes: what the arena takes from the machine.
+with alignment and what holes there are: what the arena takes from the machine.
 """
 
 from collections import Counter, defaultdict
@@ -24,7 +24,7 @@ CATEGORIES = {
     "temp": "in use, and the workers' scratch",
     "logits": "one tile of them, or of their gradient",
     "input": "ids, targets, losses, RoPE tables",
-    "weight_tile": "pieces of stored weights, made dense",
+    "weight_tile": "pieces of weights, packed by the workers",
 }
 
 
@@ -98,6 +98,10 @@ class Ledger:
         self.stage_peaks[self.stage] = max(self.stage_peaks[self.stage], self.live)
         if self.live > self.live_peak:
             self.live_peak, self.peak_at = self.live, len(self.events)
+
+    def place(self, first, offsets):
+        """Give the events from the `first` on, whose offsets are numbers of tensors, the tensors' offsets."""
+        self.events[first:] = [event._replace(offset=int(offsets[event.offset])) for event in self.events[first:]]
 
     def tensors(self):
         """The tensors live now, largest first."""

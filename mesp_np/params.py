@@ -13,7 +13,7 @@ import numpy as np
 
 from mesp_np.arena import phantom
 from mesp_np.config import PROJECTIONS, module_name
-from mesp_np.ops.quant import BF16, Quantised, part_shapes, widen
+from mesp_np.ops.quant import BF16, Quantised, from_bf16, part_shapes, widen
 
 
 @dataclass
@@ -165,9 +165,7 @@ class _Maker:
         """Biases and norm weights are made dense once: a few kilobytes a layer."""
         if stored.ndim != 1 or stored.dtype == self.arena.dtype:
             return stored
-        dense = np.empty(stored.shape, self.arena.dtype)
-        widen(_rows(dense), _rows(stored))
-        return dense
+        return (from_bf16(stored) if stored.dtype == BF16 else stored).astype(self.arena.dtype)
 
 
 def put(team, array, values):

@@ -91,11 +91,13 @@ class Saved:
     use        a tile of a tensor, likewise
     hand_over  a tensor that is its taker's from now on
     release    the backward needs what is kept no more
+
+    over  name -> the live tensor that it is written over, where no later tile reads those rows
     """
 
-    def __init__(self, arena, team, recipes, keep, x, tiles):
+    def __init__(self, arena, team, recipes, keep, x, tiles, over=()):
         self._arena, self._team, self._recipes, self._tiles = arena, team, recipes, tiles
-        self._keep = keep & set(recipes)
+        self._keep, self._over = keep & set(recipes), dict(over)
         self._whole = {"x": x}                   # arrays of all rows; x belongs to the driver
         self._parts = {}                         # arrays of the tile at hand
 
@@ -161,6 +163,8 @@ class Saved:
         if not whole:
             rows = tile.rows.stop - tile.rows.start
             self._parts[name] = self._arena.alloc(name, (rows, *recipe.shape[1:]))
+        elif name in self._over:
+            self._whole[name] = self._arena.rename(self._whole[self._over.pop(name)], name)
         elif name not in self._whole:
             kept = name in self._keep
             self._whole[name] = self._arena.alloc(name, recipe.shape, category="kept" if kept else "temp")

@@ -25,14 +25,14 @@ class Team:
 
     flops  Counter of FLOPs by phase: forward, recompute, backward, update
     phase  what the work done now is counted as
+    compute  "full", or "bf16": the inputs of large products are rounded (`ops/bf16.py`)
     """
 
-    def __init__(self, threads=1):
-        self.threads = threads
+    def __init__(self, threads=1, compute="full"):
+        self.threads, self.compute = threads, compute
         self.flops = Counter()
         self.phase = "forward"
         self.weight_tile = None          # (threads, elements): set by `matmul.lend`
-        self.product_tile = None
         _blas.enter()
         self._done = threading.Semaphore(0)
         self._inboxes = [queue.SimpleQueue() for _ in range(threads - 1)]

@@ -2,22 +2,28 @@
 
     RUN_DIR/config.json    every setting of the run
     RUN_DIR/log.jsonl      a line a step, exact integers
-    RUN_DIR/summary.json   validation and sample before and after
+    RUN_DIR/summary.json   validation and sample before and after, and what the process took
     RUN_DIR/adapter/       the adapter in PEFT's format (model/, in float32, when every weight is trained)
 
 Every shape of batch that can occur is planned before the first step, so the arena is as
-large as the largest needs, and a budget that is too small is refused before any work.
+large as the largest needs, and a budget that is too small is refused before any work.  Before
+that the planner may choose what is fastest within the budget, by the largest batch (`choose`).
+
+Beside the arena's bytes the log has the system's (`process.py`): resident_bytes of the whole process,
+and os_growth_bytes, its anonymous memory beyond what it had before the engine was made.  That is the
+extent, and some megabytes of compiled kernels and of lists; in a run that compiles, also what the
+compiler does not give back.
 """
 
 import math
 import time
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
-from mesp_np import __version__
+from mesp_np import __version__, planner
 from mesp_np.checkpoint import adapter, folder
 from mesp_np.checkpoint.atomic import new_file, reported
 from mesp_np.engine import Engine, plan_loss, plan_step
@@ -27,7 +33,9 @@ from mesp_np.generate import generate, generator, memory_needed, pieces
 from mesp_np.interrupt import gently
 from mesp_np.json_file import dumps, object_bytes
 from mesp_np.ledger import show_bytes
+from mesp_np.ops import load_compiler
 from mesp_np.optim import learning_rate
+from mesp_np.process import memory, trim, weight_pages
 from mesp_np.readout import perplexity
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -65,6 +73,8 @@ class Run:
         Raises UserError, and leaves no folder behind, for what is wrong before the first step.
         """
         extent = self._plan()
+        load_compiler()
+        self.anonymous_before = memory().anonymous
         with self._new_run_dir(), self._engine(extent) as engine, gently(self._stop):
             if self.adapter:
                 adapter.load(self.adapter, engine.parameters, self.run)
@@ -73,7 +83,9 @@ class Run:
                 summary = self._judge(engine, "before")
             if self.stopping:
                 raise KeyboardInterrupt                    # nothing is trained yet
-            self._loop(engine)
+            last = self._loop(engine)
+            summary |= {name: size for name, size in last.items() if name.endswith("_bytes")}
+            summary["weight_resident_bytes"] = weight_pages(self.checkpoint.weights.values())
             self._save(engine)
             summary |= self._judge(engine, "after") | {"steps": engine.steps, "interrupted": self.stopping}
             self._write("summary.json", summary)
@@ -83,6 +95,7 @@ class Run:
         return Engine(self.checkpoint.config, self.checkpoint.weights, self.run, capacity)
 
     def _loop(self, engine):
+        """All steps, or those up to Ctrl-C; the record of the last."""
         every, save_every = self.config.eval_every, self.config.save_every
         for step in range(1, self.steps + 1):
             with self.readout.compiling() if step == 1 else nullcontext():
@@ -91,10 +104,13 @@ class Run:
                 with suppress(Stopped):
                     record |= self._validate(engine)
             self._log(engine, record)
+            if step == 1:
+                trim()                                     # the compiler's pages, now that all kernels are there
             if self.stopping:
-                return
+                break
             if save_every and step % save_every == 0:
                 self._save(engine)
+        return record
 
     def _log(self, engine, record):
         """Append a line.  When that fails, the run ends, and what it has trained is saved if that can be."""
@@ -116,10 +132,16 @@ class Run:
             raise UserError(f"step {step}: loss is {result.loss}, gradient norm {result.grad_norm}",
                             DIVERGED)
         record = {"step": step, "loss": result.loss, "lr": rate, "grad_norm": result.grad_norm,
-                  "trained_tokens": result.trained_tokens, "live_peak_bytes": engine.arena.ledger.live_peak,
-                  "extent_bytes": engine.arena.extent, "seconds": time.perf_counter() - began}
+                  "trained_tokens": result.trained_tokens, "seconds": time.perf_counter() - began}
+        record |= self._bytes(engine)
         self.readout.step(record)
         return record
+
+    def _bytes(self, engine):
+        """What the step that was just done took, by the ledger and by the system."""
+        now = memory()
+        return {"live_peak_bytes": engine.arena.ledger.live_peak, "extent_bytes": engine.arena.extent,
+                "os_growth_bytes": now.anonymous - self.anonymous_before, "resident_bytes": now.resident}
 
     def _validate(self, engine):
         """Mean loss per token on the validation rows, and its perplexity; nothing without such rows.
@@ -184,20 +206,47 @@ class Run:
         with new_file(self.run_dir / name) as file:
             file.write(object_bytes(value))
 
+    def choose(self, free):
+        """Let the planner set the fields of the run that are named in `free`; returns its Choice."""
+        choice = planner.choose(self.checkpoint.config, self.run, free, self._figures, self.config.memory_budget,
+                                _largest(self._shapes()))
+        self.run = choice.run
+        self.origin["chosen"] = list(choice.free)
+        return choice
+
+    def _figures(self, run):
+        """planner.Figures of a run, by its largest batches."""
+        config, weights, shape = self.checkpoint.config, self.checkpoint.weights, _largest(self._shapes())
+        figures = planner.plan_figures(config, run, shape, weights)
+        held_out = _largest(self.valid.shapes() | {shape})
+        evaluation = plan_loss(config, run, held_out, weights) if held_out != shape else 0
+        return replace(figures, extent_bytes=max(figures.extent_bytes, evaluation),
+                       beside_bytes=self._sample_bytes(run))
+
+    def _shapes(self):
+        """Every shape (B, T) that a batch to train on may have."""
+        count = self.steps * self.run.grad_accumulation
+        if count <= self.train.per_epoch:
+            return set(self.train.shapes(range(count)))
+        return self.train.possible_shapes()
+
+    def _sample_bytes(self, run):
+        """What the samples take, beside the engine's arena."""
+        ids = self._prompt_ids()
+        with Engine(self.checkpoint.config, self.checkpoint.weights, run) as phantom:
+            return memory_needed(phantom, len(ids) + self.config.sample_tokens) if ids else 0
+
     def _plan(self):
         """Extent in bytes that every batch of the run fits in.  Raises UserError when it is beyond the budget."""
         config, weights, budget = self.checkpoint.config, self.checkpoint.weights, self.config.memory_budget
-        count = self.steps * self.run.grad_accumulation
-        shapes = set(self.train.shapes(range(count)) if count <= self.train.per_epoch else self.train.possible_shapes())
+        shapes = self._shapes()
         extents = [plan_step(config, self.run, shape, weights).extent_bytes for shape in shapes]
         extents += [plan_loss(config, self.run, shape, weights) for shape in shapes | self.valid.shapes()]
-        with self._engine(None) as phantom:
-            ids = self._prompt_ids()
-            sampling = memory_needed(phantom, len(ids) + self.config.sample_tokens) if ids else 0
+        sampling = self._sample_bytes(self.run)
         if budget and max(extents) + sampling > budget:
             raise UserError(f"--memory-budget is {show_bytes(budget)}, this run needs {show_bytes(max(extents))} and "
                             f"{show_bytes(sampling)} for the samples before and after",
-                            "try --loss vocab, --update fused, a smaller --batch-size or --seq, --sample-tokens 0")
+                            "leave out --method or --plan, make --batch-size or --seq smaller, or --sample-tokens 0")
         return max(extents)
 
     @contextmanager
@@ -227,3 +276,8 @@ class Run:
     def _stop(self):
         self.stopping = True
         self.readout.message("stopping and saving; Ctrl-C again stops at once")
+
+
+def _largest(shapes):
+    """The shape (B, T) of most rows; of several, with the longest."""
+    return max(shapes, key=lambda shape: (math.prod(shape), shape[1]))

@@ -23,7 +23,7 @@ class TrainConfig:
     save_every: int = 0              # steps between saved adapters; 0: only at the end
     prompt: str = ""                 # text to continue before and after; "": none
     sample_tokens: int = 80
-    memory_budget: int = 0           # bytes; 0: none
+    memory_budget: int = 0           # bytes; 0: no limit, and the planner takes half of the free memory
 
     def __post_init__(self):
         if self.schedule not in SCHEDULES:

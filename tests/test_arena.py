@@ -269,6 +269,69 @@ def test_a_phantom_arena_tells_the_same_story():
     assert planned.ledger.at_peak() == real.ledger.at_peak()
 
 
+def part(arena):
+    """Work that a free list leaves a hole in, its tensors known by name afterwards."""
+    with arena.scope("part"):
+        small, large = arena.alloc("small", (16,)), arena.alloc("large", (32,))
+        arena.free(small)
+        with arena.temp("other", (32,)) as other:
+            arena.rename(other, "renamed")
+        arena.free(large)
+
+
+@both
+def test_a_rehearsed_part_leaves_no_hole_and_is_followed_to_the_byte(capacity):
+    """The ledger of a rehearsal has the events of the run, offsets too; what was there before stays where it is."""
+    arenas, before = (Arena(), Arena(capacity)), []
+    for arena in arenas:
+        before.append(arena.alloc("before", (16,)))
+    with arenas[0].rehearse("a part") as recorder:
+        part(arenas[0])
+    for _ in range(2):
+        arenas[1].ledger.restart()
+        with arenas[1].follow("a part", recorder.schedule):
+            part(arenas[1])
+        assert first_difference(arenas[0].ledger.events[1:], arenas[1].ledger.events) is None
+    assert {event.name: event.offset for event in arenas[1].ledger.events} == {
+        "part.small": 192, "part.large": 64, "part.other": 192, "part.renamed": 192}
+    assert arenas[0].extent == arenas[1].extent == 320
+    for arena in arenas:
+        assert arena.alloc("after", (16,)).nbytes and arena.ledger.events[-1].offset == 64
+
+
+def test_the_free_list_alone_leaves_a_hole():
+    arena = Arena()
+    part(arena)
+    assert arena.extent == 320
+
+
+@both
+def test_a_part_other_than_rehearsed_is_refused_by_name(capacity):
+    with Arena().rehearse("a part") as recorder:
+        pass
+    arena = Arena(capacity)
+    with pytest.raises(ArenaError, match="mlp.gate: 60 B are asked for; the plan has 0 tensors, and no other"):
+        with arena.follow("a part", recorder.schedule), arena.scope("mlp"):
+            arena.alloc("gate", (3, 5))
+
+
+def test_what_a_part_leaves_is_named():
+    with pytest.raises(ArenaLeak, match="gate: 60 B .* is still live at the end of a part"):
+        arena = Arena()
+        with arena.rehearse("a part"):
+            arena.detach(arena.alloc("gate", (3, 5)))
+
+
+def test_a_part_that_does_not_fit_does_not_begin():
+    with (phantom_arena := Arena()).rehearse("a part") as recorder:
+        part(phantom_arena)
+    arena = Arena(recorder.schedule.extent - 64)
+    with pytest.raises(ArenaFull, match="a part needs .* at offset 0"):
+        with arena.follow("a part", recorder.schedule):
+            raise AssertionError
+    assert not arena.ledger.events
+
+
 def test_a_second_step_places_its_tensors_where_the_first_did():
     arena, steps = Arena(), []
     for _ in range(2):

@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from mesp_np.compare import compare, describe, theory_cosine
+from mesp_np.compare import compare, describe, reference_run, theory_cosine
+from mesp_np.engine import Engine
+from mesp_np.process import SMAPS
 from tests import small
 
 
@@ -62,6 +64,48 @@ def test_the_reference_is_an_exact_gradient_whatever_the_order():
     assert 0 < abs(found[0]["mezo"]["gradient_cosine"]) < 0.5
     for name, row in [item for result in found for item in result.items()]:
         assert (row["gradient_bits_different"] == 0) == (name != "mezo") == (row["gradient_cosine"] > 1 - 1e-12), name
+        assert (row["gradient_relative_error"] == 0) == (name != "mezo")
+
+
+@pytest.mark.parametrize("inexact", [dict(compute="bf16"), dict(checkpoint_store="bf16")], ids=str)
+def test_what_is_rounded_is_held_against_what_is_not(inexact):
+    """GIVEN a run that rounds THEN its gradient is near the exact one, and how near is measured."""
+    config = small.model_config()
+    runs = [small.run_config(method=method, **inexact) for method in ("mesp", "mebp")]
+    assert reference_run(runs) == small.run_config(method="mesp")
+    found = compare(config, small.weights(config), runs, small.batch(config, 3, 13), rounds=1)
+    for row in describe(found, "mesp").values():
+        assert 0 < row["gradient_relative_error"] < 0.05 and 0.999 < row["gradient_cosine"] < 1
+        assert row["gradient_bits_different"] > 0
+
+
+@pytest.fixture(scope="module")
+def large_logits():
+    """A model whose step takes some 50 MB, nearly all of them for whole logits, and no time."""
+    config, run = small.model_config(vocab_size=50_000), small.run_config(method="mesp", loss="full")
+    return config, small.weights(config), run, small.batch(config, 16, 13, ignored=0)
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="Linux tells anonymous memory apart")
+def test_the_systems_count_is_the_extent(large_logits, monkeypatch):
+    """Within 3 % and 4 MiB; and memory that a step takes beside the arena is seen."""
+    config, weights, run, batch = large_logits
+
+    def beyond():
+        one, = compare(config, weights, [run], batch, rounds=1)
+        extent = one.engine.arena.extent
+        assert extent > 32 << 20 and one.resident_bytes > one.os_growth_bytes
+        return abs(one.os_growth_bytes - extent) - 0.03 * extent
+
+    assert beyond() < 4 << 20
+    step, hidden = Engine.step, []
+
+    def wasteful_step(*given, **named):
+        hidden.append(np.ones(1 << 20))
+        return step(*given, **named)
+
+    monkeypatch.setattr(Engine, "step", wasteful_step)
+    assert beyond() > 4 << 20
 
 
 def test_seconds_are_the_median_of_the_rounds():

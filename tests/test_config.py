@@ -208,3 +208,8 @@ def test_rslora_divides_alpha_by_the_root_of_the_rank():
     plain, rslora, smaller = found
     assert all(a.tobytes() == b.tobytes() for a, b in zip(plain, rslora, strict=True))
     assert all((a != b).any() for a, b in zip(plain, smaller, strict=True))
+
+
+def test_lists_of_names_are_the_same_run_as_tuples():
+    run = RunConfig(targets=["q_proj"], keep=["x", "mid"], layers=[-1], betas=[0.9, 0.99])
+    assert run == RunConfig(targets=("q_proj",), keep=("x", "mid"), layers=(-1,), betas=(0.9, 0.99)) and hash(run)

@@ -34,7 +34,7 @@ def closed_form(config, run):
     letters["W"] = min(size, letters["V"])
     letters["CL"] = min(run.row_tile if variant == "vocab" else size or B * T, B * T)
     letters["scores"] = attention.backward_scratch(min(T, letters["C"]), T, config.head_dim)
-    letters["weight_tile"], letters["product_tile"] = scratch_elements(max(width, B * T), width)
+    letters["weight_tile"] = scratch_elements(max(width, B * T))
     evaluate(methods.__doc__, letters)
     letters["head"] = letters["head_vocab" if variant == "vocab" else "head_rows"]
     evaluate(methods.METHODS[run.method].about, letters)

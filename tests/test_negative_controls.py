@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from mesp_np import block, saved
+from mesp_np import saved
 from mesp_np.arena import ArenaError, ArenaFull, ArenaLeak
+from mesp_np.block_backward import TileBackward
 from mesp_np.engine import Engine
 from mesp_np.ledger import first_difference
 from mesp_np.ops import linear, lora, rope
@@ -48,65 +49,70 @@ def test_lora_scale_dropped_from_the_backward(monkeypatch):
 
 def test_early_free_is_seen(monkeypatch):
     """A tensor freed before its last reader: poison turns the gradients into NaN."""
-    plain = block.Block._mlp_backward
+    plain = TileBackward.mlp
 
-    def hasty(self, tensors, dx):
-        early = tensors.get("xn2")
-        self.arena.free(early)
-        self.arena.free = lambda array: array is early or type(self.arena).free(self.arena, array)
-        plain(self, tensors, dx)
-        del self.arena.free
+    def hasty(self, dx):
+        early, free = self.saved.get("xn2"), self.arena.free
+        free(early)
+        self.arena.free = lambda array: array is early or free(array)             # not a second time
+        plain(self, dx)
 
-    monkeypatch.setattr(block.Block, "_mlp_backward", hasty)
+    monkeypatch.setattr(TileBackward, "mlp", hasty)
     assert np.isnan(worst_error("mesp"))
 
 
 def test_leaked_tensor_is_named(monkeypatch):
-    plain = block.Block._attention_backward
+    plain = TileBackward.attention
 
     def leaky(self, *args):
         self.arena.alloc("forgotten", (3, 5))
         plain(self, *args)
 
-    monkeypatch.setattr(block.Block, "_attention_backward", leaky)
+    monkeypatch.setattr(TileBackward, "attention", leaky)
     with pytest.raises(ArenaLeak, match=r"layer\.1\.forgotten: 60 B .* allocated at .*test_negative_controls\.py:\d+"):
         with small.engine() as engine:
             engine.gradients(small.batch(engine.config, 3, 13))
 
 
 def test_kept_and_never_released_is_named(monkeypatch):
-    plain = saved.Saved.release
-    monkeypatch.setattr(saved.Saved, "release", lambda self, *names: plain(self, *[n for n in names if n != "rstd1"]))
+    monkeypatch.setattr(saved.Saved, "release", lambda self: None)
     with pytest.raises(ArenaLeak, match="rstd1"):
         with small.engine() as engine:
             engine.gradients(small.batch(engine.config, 3, 13))
 
 
-def test_unplanned_alloc_is_seen():
-    """One more tensor than planned does not fit, and in a larger arena the event lists part."""
+@pytest.mark.parametrize("room", [1, 2])
+def test_unplanned_alloc_is_seen(room):
+    """One tensor more than planned is refused, be there room for it or not; and the event lists part there."""
     config = small.model_config()
-    batch = small.batch(config, 3, 13)
     with small.engine(config) as engine:
-        engine.model.embed = greedy(engine)
-        with pytest.raises(ArenaFull, match="largest first: .*team.product_tile"):
-            engine.step([batch], rate=0.1)
-    plan = engine.plan
-    with Engine(config, small.weights(config), engine.run, 2 * plan.extent_bytes) as roomy:
-        roomy.model.embed = greedy(roomy)
-        with pytest.raises(ArenaLeak, match="unplanned: .* is still live at the end of the step"):
-            roomy.step([batch], rate=0.1)
-        _, planned, ran = first_difference(plan.ledger.events, roomy.arena.ledger.events)
-        assert (planned.name, ran.name) == ("layer.0.x", "unplanned")
+        plan = engine.plan
+    with Engine(config, small.weights(config), engine.run, room * plan.extent_bytes) as other:
+        other.model.embed = greedy(other)
+        with pytest.raises(ArenaError, match="unplanned: 400 B are asked for at event 7; the plan's next is"):
+            other.step([small.batch(config, 3, 13)], rate=0.1)
+        at, planned, ran = first_difference(plan.ledger.events, other.arena.ledger.events)
+        assert planned.name == "layer.0.x" and ran is None and at == len(other.arena.ledger.events)
 
 
 def greedy(engine):
     plain = engine.model.embed
 
     def embed(inputs):
-        engine.arena.alloc("unplanned", (engine.arena.extent // 8,))
+        engine.arena.alloc("unplanned", (100,))
         return plain(inputs)
 
     return embed
+
+
+def test_an_arena_smaller_than_planned_is_refused_before_the_step():
+    config = small.model_config()
+    with small.engine(config) as engine:
+        plan = engine.plan
+    with Engine(config, small.weights(config), engine.run, plan.extent_bytes - 64) as other:
+        with pytest.raises(ArenaFull, match="the step needs .*largest first: .*team."):
+            other.step([small.batch(config, 3, 13)], rate=0.1)
+        assert [event.name for event in other.arena.ledger.events] == ["squares"]
 
 
 def test_free_of_a_view_is_refused():

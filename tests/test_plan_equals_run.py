@@ -57,8 +57,10 @@ def test_options(changes):
     check(**changes)
 
 
-def test_stored_bf16_needs_a_weight_tile():
-    planned = plan_step(small.model_config(), small.run_config())
-    assert any(event.category == "weight_tile" for event in planned.setup_events)
-    dense = plan_step(small.model_config(), small.run_config(), weights=small.weights(small.model_config()))
-    assert not any(event.category == "weight_tile" for event in dense.setup_events)
+def test_the_workers_scratch_is_the_same_for_every_stored_form():
+    def scratch(weights):
+        planned = plan_step(small.model_config(), small.run_config(), weights=weights)
+        return [event for event in planned.setup_events if event.category == "weight_tile"]
+
+    dense = scratch(small.weights(small.model_config()))
+    assert len(dense) == 1 and [event.shape for event in scratch(None)] == [event.shape for event in dense]

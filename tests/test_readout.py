@@ -10,7 +10,7 @@ import pytest
 from numba import njit
 from rich.console import Console
 
-from mesp_np import glyphs, readout
+from mesp_np import glyphs, live, readout
 from mesp_np.arena import phantom
 from mesp_np.batch import Batch
 from mesp_np.config import PRESETS, RunConfig
@@ -65,7 +65,7 @@ def terminal(width, height):
 
 def running(console, budget=4_000_000):
     """A live readout with one whole step behind it and the next in its backward."""
-    shown, engine = readout.LiveReadout(console), engine_by_hand()
+    shown, engine = live.LiveReadout(console), engine_by_hand()
     shown.begin(engine, 20, budget)
     step_by_hand(engine.arena.ledger)
     shown.step(step_record())
@@ -103,7 +103,7 @@ def plain_lines(action, **settings):
 def test_fits_the_terminal(width, height, state):
     shown = running(terminal(width, height))
     if state == "before":
-        shown = readout.LiveReadout(terminal(width, height))
+        shown = live.LiveReadout(terminal(width, height))
         shown.begin(engine_by_hand(), 20)
     lines = draw(shown)
     assert 1 <= len(lines) <= height
@@ -175,7 +175,7 @@ def test_loss_curve_leaves_out_what_is_not_finite():
 
 def test_time_left_and_time_taken(monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
-    monkeypatch.setattr(readout, "time", clock)
+    monkeypatch.setattr(live, "time", clock)
     shown = running(terminal(80, 40))
     assert draw(shown)[0].endswith(" 0:10 left")             # 19 steps of half a second
     clock.now = 103.0
@@ -185,7 +185,7 @@ def test_time_left_and_time_taken(monkeypatch):
 
 
 def test_nothing_to_do():
-    shown = readout.LiveReadout(terminal(80, 24))
+    shown = live.LiveReadout(terminal(80, 24))
     assert draw(shown) == []
     shown.begin(engine_by_hand(), 0)
     assert draw(shown)[0].startswith("step 0/0")
@@ -194,7 +194,7 @@ def test_nothing_to_do():
 def test_drawing_while_an_engine_works():
     """The display reads a ledger that moves, and the steps' events are what they are without it."""
     config, run = PRESETS["tiny"], RunConfig(batch_size=1, seq=8)
-    shown, draws = readout.LiveReadout(terminal(140, 40)), []
+    shown, draws = live.LiveReadout(terminal(140, 40)), []
     drawer = threading.Thread(target=lambda: [draws.append(draw(shown)) for _ in range(20)])
     with Engine(config, phantom_weights(config), run) as engine:
         ledger = engine.arena.ledger
@@ -269,7 +269,7 @@ def test_live_display_while_compiling():
 
 def test_live_only_where_it_can_be_shown(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    assert isinstance(readout.make(terminal(80, 24), live=True), readout.LiveReadout)
+    assert isinstance(readout.make(terminal(80, 24), live=True), live.LiveReadout)
     assert isinstance(readout.make(terminal(80, 24), live=False), readout.PlainReadout)
     assert isinstance(readout.make(Console(file=io.StringIO()), live=True), readout.PlainReadout)
     monkeypatch.setenv("TERM", "dumb")
@@ -317,9 +317,9 @@ def test_perplexity_of_nan():
 def test_where(name, stage, expected):
     ledger = Ledger()
     ledger.enter(stage)
-    assert readout.where(ledger) == stage
+    assert live.where(ledger) == stage
     record(ledger, "alloc", name, 1, "temp")
-    assert readout.where(ledger) == expected
+    assert live.where(ledger) == expected
 
 
 @pytest.mark.parametrize("seconds, expected", [(-3, "0:00"), (125.4, "2:05"), (3599.7, "1:00:00"), (3725, "1:02:05")])

@@ -42,11 +42,11 @@ import numpy as np
 import torch
 from float64_torch import float64_throughout
 from peft import LoraConfig, get_peft_model, inject_adapter_in_model
+from pinned import PYTORCH
 from torch.nn.functional import cross_entropy, silu
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2 import modeling_qwen2
 
-PINNED = {"torch": "2.13.0", "transformers": "5.24.0", "peft": "0.21.2"}
 OUT = pathlib.Path(__file__).resolve().parent.parent / "tests" / "golden"
 
 CONFIG = {
@@ -66,11 +66,11 @@ LAYER = {"B": 1, "T": 64, "D": 96, "F": 200, "H": 6, "K": 2, "E": 16, "R": 8}  #
 
 def check_versions():
     """Refuse other versions than the pinned ones; return what to record."""
-    found = {package: version(package) for package in [*PINNED, "numpy"]}
-    for package, wanted in PINNED.items():
+    found = {package: version(package) for package in [*PYTORCH, "numpy"]}
+    for package, wanted in PYTORCH.items():
         if found[package].split("+")[0] != wanted:
             raise SystemExit(f"{package} is {found[package]}, not {wanted}\n"
-                             f"HINT: pip install {' '.join(f'{p}=={v}' for p, v in PINNED.items())}")
+                             f"HINT: pip install {' '.join(f'{p}=={v}' for p, v in PYTORCH.items())}")
     return found
 
 

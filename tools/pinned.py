@@ -1,8 +1,12 @@
-"""Fetch packages with pip, pinned by version and SHA-256: what the make_*.py scripts here work from."""
+"""Packages that the scripts here work with, each in one version; and fetching archives with pip, by SHA-256 too."""
 
 import subprocess
 import sys
 from pathlib import Path
+
+PYTORCH = {"torch": "2.13.0", "transformers": "5.24.0", "peft": "0.21.2"}
+JAX = {"jax": "0.10.2", "safetensors": "0.8.0"}
+MLX = {"mlx[cpu]": "0.32.4", "mlx-lm": "0.32.2"}
 
 
 def download(pins: str, folder: Path) -> None:

@@ -49,16 +49,16 @@ class Random:
         return self.round(self.mean + DEVIATION * values)
 
 
-def weights(config, form, seed):
+def weights(config, form, seed, kind):
     """Checkpoint name -> tensor; a norm weight or a bias is the first row of a matrix."""
-    return {name: Random(name, shape, form, seed) if len(shape) == 2 else Random(name, (1, *shape), form, seed)[:1][0]
+    return {name: kind(name, shape, form, seed) if len(shape) == 2 else Random(name, (1, *shape), form, seed)[:1][0]
             for name, shape in config.weight_shapes().items()}
 
 
-def write(out, config, dtype, seed):
-    """The folder: config.json and the weights."""
+def write(out, config, dtype, seed, kind=Random):
+    """The folder: config.json and the weights; `kind` makes the matrices."""
     form = "bf16" if dtype == "mlx-4bit" else dtype
-    tensors, raw = weights(config, form, seed), config.to_json() | {"torch_dtype": STORED[form][0]}
+    tensors, raw = weights(config, form, seed, kind), config.to_json() | {"torch_dtype": STORED[form][0]}
     if dtype == "mlx-4bit":
         widths = [shape[1] for shape in config.weight_shapes().values() if len(shape) == 2]
         group = next(group for group in GROUPS if not any(width % group for width in widths))

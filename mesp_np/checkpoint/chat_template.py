@@ -9,20 +9,15 @@ model will be asked with.  It stands in the first of these that exists:
                              of which "default" is taken
     chat_template.json       {"chat_template": a string}
 
-A downloaded program is not trusted: it runs in Jinja's immutable sandbox.  What it may call
-is what transformers offers (documentation: "Writing a chat template"): loop controls, tojson
+A downloaded program is not trusted: it runs in Jinja's immutable sandbox (`template_language.py`).
+What it may call is what transformers offers (documentation: "Writing a chat template"): loop controls, tojson
 that escapes neither HTML nor Unicode, raise_exception, strftime_now, and the special tokens
 of tokenizer_config.json by name, such as eos_token.  The {% generation %} tag, which marks
 answers for transformers, is accepted and changes nothing.
 """
 
-import json
-from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-
-import jinja2
-from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mesp_np.errors import UserError
 from mesp_np.json_file import read_object
@@ -34,12 +29,13 @@ class ChatTemplate:
     """The template in the file `path`, whose text is `source`; `special` are its tokens by name."""
 
     def __init__(self, path, source, special):
-        self.path, self.special = path, special
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise UserError(f"{path}: the chat template is wrong (line {error.lineno}: {error.message})",
-                            "take the template that the model was published with") from None
+        self.path, self.source, self.special = path, source, special
+
+    @cached_property
+    def _template(self):
+        from mesp_np.checkpoint.template_language import compiled
+
+        return compiled(self.path, self.source)
 
     def render(self, messages, tools=None, generation_prompt=False):
         """The text of a conversation.
@@ -48,11 +44,12 @@ class ChatTemplate:
         tools              list of function descriptions, or None
         generation_prompt  whether the text ends where the model's answer would begin
 
-        Raises UserError with the template's own words when it refuses the conversation.
+        Raises UserError for a template that is wrong, and with its own words when it refuses the conversation.
         """
+        template = self._template
         try:
-            return self._template.render(messages=messages, tools=tools, documents=None,
-                                         add_generation_prompt=generation_prompt, **self.special)
+            return template.render(messages=messages, tools=tools, documents=None,
+                                   add_generation_prompt=generation_prompt, **self.special)
         except Exception as error:      # whatever the program does wrong, such as adding a null to a string
             raise UserError(f"{self.path}: the chat template refuses this conversation ({error})") from None
 
@@ -100,34 +97,3 @@ def _one(source, path):
 def _content(token):
     """The text of a special token, which is a string or an object with its content."""
     return token.get("content") if isinstance(token, dict) else token
-
-
-def _environment():
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                                extensions=["jinja2.ext.loopcontrols", _Generation])
-    environment.filters["tojson"] = _tojson
-    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    return environment
-
-
-class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %}: what is between."""
-
-    tags = {"generation"}
-
-    def parse(self, parser):
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
-
-
-def _tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message):
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form):
-    return datetime.now().strftime(form)

@@ -20,8 +20,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-import tokenizers
-from tokenizers.normalizers import Replace, Sequence
 
 from mesp_np.errors import UserError
 from mesp_np.json_file import read_object
@@ -97,6 +95,8 @@ class Tokenizer:
         kept = self._inner.normalizer
         self._inner.encode_special_tokens = False
         if mark:
+            from tokenizers.normalizers import Replace, Sequence
+
             self._inner.normalizer = Sequence([Replace(mark, "")] + [kept] * (kept is not None))
         try:
             ids, starts = self._encoded(text)
@@ -177,6 +177,8 @@ def _pattern(names):
 def _load(path):
     if not path.is_file():
         raise UserError(f"{path}: not found", "copy the tokenizer files of the model into its folder")
+    import tokenizers               # not before there is one: a plan reads none
+
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower

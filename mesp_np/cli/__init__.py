@@ -6,31 +6,34 @@ Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted.
 """
 
 import argparse
+import ast
 import os
 import sys
 import warnings
+from importlib import import_module
+from pathlib import Path
 
 from mesp_np import __version__
-from mesp_np.arena import ArenaFull
-from mesp_np.cli import compare, eval, flags, generate, gradcheck, merge, plan, quantize, show, train
+from mesp_np.cli.texts import check_strings
 from mesp_np.errors import UserError
 
-COMMANDS = (train, plan, compare, gradcheck, show, eval, generate, merge, quantize)
+COMMANDS = ("train", "plan", "compare", "gradcheck", "show", "eval", "generate", "merge", "quantize")
 
 
 def main(argv=None):
     """Run a command; returns the exit code."""
     _mend_streams()
-    args = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = _parser(argv).parse_args(argv)
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="mesp_np")   # overflows are told as a bad loss
     try:
-        flags.check_strings(args)
+        check_strings(args)
         code = args.run(args) or 0
         sys.stdout.flush()
         return code
     except UserError as error:
         return _end(args, error, error.code)
-    except (ArenaFull, MemoryError) as error:
+    except MemoryError as error:                  # ArenaFull is one
         return _end(args, f"not enough memory: {error}; see what `mesp-np plan` says", 1)
     except KeyboardInterrupt:
         return _end(args, "interrupted", 130)
@@ -65,16 +68,23 @@ def _give_up_output():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parser():
-    """Every command with its flags; what is parsed has the command's `run`."""
+def _parser(argv):
+    """The parser of all commands; the one that `argv` names, and only that, is imported and has its flags and `run`."""
     parser = argparse.ArgumentParser(prog="mesp-np", description="Memory-efficient fine-tuning, counted to the byte.")
     parser.add_argument("--version", action="version", version=f"mesp-np {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        name = command.__name__.rpartition(".")[2]
-        about = command.__doc__.splitlines()[0]
-        own = commands.add_parser(name, help=about, description=command.__doc__, allow_abbrev=False,
+    named = next((word for word in argv if not word.startswith("-")), None)
+    for name in COMMANDS:
+        about = _about(name)
+        own = commands.add_parser(name, help=about.splitlines()[0], description=about, allow_abbrev=False,
                                   formatter_class=argparse.RawDescriptionHelpFormatter)
-        command.add_flags(own)
-        own.set_defaults(run=command.run)
+        if name == named:
+            command = import_module(f"mesp_np.cli.{name}")
+            command.add_flags(own)
+            own.set_defaults(run=command.run)
     return parser
+
+
+def _about(name):
+    """The docstring of a command's file, which is not imported for it."""
+    return ast.get_docstring(ast.parse(Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")))

@@ -91,7 +91,7 @@ def run_config(args, **defaults):
     """RunConfig from the flags; `defaults` are a command's own, and an --adapter's settings are its own too."""
     settings = {"threads": cores()} | defaults | given(args, RunConfig)
     if getattr(args, "adapter", None):
-        settings = _with_adapter(settings, given(args, RunConfig), args.adapter)
+        settings = _with_adapter(settings, defaults | given(args, RunConfig), args.adapter)
     if settings["threads"] > max(MOST_THREADS, cores()):
         raise UsageError(f"--threads is {settings['threads']}", f"this machine has {cores()} cores")
     return RunConfig(**settings)
@@ -101,12 +101,17 @@ def _with_adapter(settings, flags, folder):
     """Settings with those of an adapter's folder: its dropout where none is set, the others in any case."""
     found = read_config(folder)
     own = {name: getattr(found, name) for name in ("rank", "alpha", "targets", "rslora")}
-    clash = [name for name in own if name in flags and _unordered(flags[name]) != _unordered(own[name])]
-    if clash:
-        raise UsageError(f"--{clash[0]} differs from that of {folder}", "leave it out; the adapter decides")
+    expect_same(flags, own, folder, "the adapter decides")
     if settings.get("trainable") == "full":
         raise UsageError("--adapter cannot go with --trainable full", "leave one of them out")
     return {"dropout": found.dropout} | settings | own | {"layers": found.layers}    # compared in _check_layers
+
+
+def expect_same(flags, own, where, why):
+    """Refuse a flag that says otherwise than the settings in a file."""
+    clash = [name for name in own if name in flags and _unordered(flags[name]) != _unordered(own[name])]
+    if clash:
+        raise UsageError(f"--{clash[0].replace('_', '-')} differs from that of {where}", f"leave it out; {why}")
 
 
 def _unordered(value):
@@ -116,6 +121,13 @@ def _unordered(value):
 def cores():
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def add_budget_flag(parser):
+    """--memory-budget, which free_knobs and the planner answer."""
+    parser.add_argument("--memory-budget", type=size, metavar="SIZE", help="choose what is fastest within it, as in "
+                        "96MiB, or refuse; --method, or any other flag, stays as given (default: half of the free "
+                        "memory, and nothing is chosen that changes a bit of the results)")
 
 
 def add_model_flag(parser, presets=False):

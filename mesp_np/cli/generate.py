@@ -13,6 +13,7 @@ from rich.console import Console
 from mesp_np.chat import Chat
 from mesp_np.checkpoint import adapter
 from mesp_np.cli import flags
+from mesp_np.cli.texts import utf8
 from mesp_np.config import RunConfig
 from mesp_np.data.encode import Encoder
 from mesp_np.engine import Engine, plan_setup
@@ -123,7 +124,7 @@ def _ask():
 
 def _answer(chat, text, count):
     with gently() as asked_to_stop:
-        _show(chat.answer(flags.utf8("the turn", text), count), asked_to_stop.is_set)
+        _show(chat.answer(utf8("the turn", text), count), asked_to_stop.is_set)
     if chat.full:
         print("the context is full; start again, or raise --context", file=sys.stderr)
 

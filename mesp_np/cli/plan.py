@@ -7,19 +7,23 @@ real step takes, event for event.
 from rich.console import Console
 from rich.table import Table
 
+from mesp_np import plan_file
 from mesp_np.checkpoint import adapter
-from mesp_np.cli import flags
+from mesp_np.cli import choice, flags
 from mesp_np.config import RunConfig
 from mesp_np.engine import Engine, plan_step
 from mesp_np.json_file import dumps
 from mesp_np.ledger import CATEGORIES, show_bytes
 from mesp_np.params import frozen_bytes
+from mesp_np.planner import choose, free_knobs, plan_figures
 
 
 def add_flags(parser):
     flags.add_model_flag(parser, presets=True)
     flags.add_config_flags(parser, RunConfig, flags.RUN_HELP)
     parser.add_argument("--adapter", metavar="DIR", help="take rank, alpha and targets from this adapter")
+    flags.add_budget_flag(parser)
+    parser.add_argument("--save", metavar="FILE", help="write the settings, for `mesp-np train --plan FILE`")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -29,12 +33,22 @@ def run(args):
     if args.adapter:
         with Engine(config, weights, settings) as phantom:
             adapter.fitting(args.adapter, phantom.parameters, settings)
-    plan = plan_step(config, settings, weights=weights)
+    made = _choose(args, config, settings, weights)
+    plan = plan_step(config, made.run if made else settings, weights=weights)
+    if args.save:
+        plan_file.save(args.save, config, plan.run, args.memory_budget or 0, plan)
     result = describe(plan, name, weights)
     if args.json:
-        print(dumps(result))
+        print(dumps(result | ({"choice": choice.describe(made)} if made else {})))
     else:
-        report(result, Console())
+        report(result, Console(), made)
+
+
+def _choose(args, config, settings, weights):
+    """What the planner chose of that which was not given; None when all was, and there is no budget to keep to."""
+    free, budget = free_knobs(flags.given(args, RunConfig)), args.memory_budget or 0
+    if free or budget:
+        return choose(config, settings, free, lambda run: plan_figures(config, run, weights=weights), budget)
 
 
 def describe(plan, model, weights):
@@ -42,6 +56,8 @@ def describe(plan, model, weights):
     ledger, flops = plan.ledger, plan.flops
     return {"model": model, "method": plan.run.method, "keep": list(plan.run.keep), "batch": plan.shape[0],
             "seq": plan.shape[1], "rank": plan.run.rank, "loss": plan.run.loss, "update": plan.run.update,
+            "stored_layers": plan.run.stored_layers, "checkpoint_every": plan.run.checkpoint_every,
+            "checkpoint_store": plan.run.checkpoint_store, "row_tile": plan.run.row_tile,
             "optimizer": plan.run.optimizer, "dtype": plan.run.dtype, "threads": plan.run.threads,
             "trainable_parameters": plan.trainable_parameters,
             "residency": plan.run.residency, "frozen_weight_bytes": frozen_bytes(weights, plan.run),
@@ -52,11 +68,13 @@ def describe(plan, model, weights):
             "events": len(ledger.events)}
 
 
-def report(result, console):
-    """For a person: totals, stages, categories, and the largest tensors at the peak."""
+def report(result, console, made=None):
+    """For a person: what was chosen, totals, stages, categories, and the largest tensors at the peak."""
     console.print(f"[bold]{result['model']}[/]  {result['method']}  batch {result['batch']} x {result['seq']}  "
                   f"rank {result['rank']}  loss {result['loss']}  update {result['update']}  {result['optimizer']}  "
                   f"{result['dtype']}  {result['threads']} threads", highlight=False)
+    if made:
+        choice.report(made, console)
     totals = Table.grid(padding=(0, 2))
     totals.add_row("live peak", show_bytes(result["live_peak_bytes"]))
     totals.add_row("extent", show_bytes(result["extent_bytes"]) + ", what the arena takes")

@@ -13,9 +13,9 @@ from rich.text import Text
 from mesp_np.errors import UsageError
 
 OPS = ("rmsnorm", "linear", "lora", "swiglu", "rope", "attention", "dropout", "residual", "embedding", "select",
-       "cross_entropy", "matmul", "quant", "optim_steps", "noise", "fill", "rowmath")
-PARTS = ("block", "saved", "arena", "ledger", "team", "model")
-METHODS = ("store", "mebp", "mesp", "mesp_store_h", "mesp_lean", "mezo")
+       "cross_entropy", "matmul", "quant", "rounding", "optim_steps", "noise", "fill", "rowmath")
+PARTS = ("block", "saved", "arena", "ledger", "team", "model", "process")
+METHODS = ("store", "store_lean", "mebp", "mesp", "mesp_store_h", "mesp_lean", "mezo")
 HEADING = re.compile(r"^[A-Z][A-Za-z]+(?: [a-z]+)?(?=\s{2,}|$)|^(Recomputed|Tiles)(?=\s)", re.MULTILINE)
 
 

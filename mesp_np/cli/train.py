@@ -10,15 +10,17 @@ from pathlib import Path
 
 from rich.console import Console
 
+from mesp_np import plan_file
 from mesp_np.checkpoint.folder import default_folder
+from mesp_np.cli import choice, flags
 from mesp_np.cli import data as data_flags
-from mesp_np.cli import flags
 from mesp_np.config import RunConfig
 from mesp_np.data import report, rows
 from mesp_np.data.batches import Batches, InOrder
 from mesp_np.engine import plan_setup
 from mesp_np.errors import UsageError
 from mesp_np.json_file import dumps
+from mesp_np.planner import free_knobs
 from mesp_np.readout import make
 from mesp_np.train import Run
 from mesp_np.train_config import TrainConfig
@@ -50,15 +52,18 @@ def add_flags(parser):
     parser.set_defaults(iters=None, epochs=None, prompt=None)
     parser.add_argument("--adapter", metavar="DIR", help="start from this adapter; rank, alpha and targets are its own")
     parser.add_argument("--run-dir", metavar="DIR", help="a new folder for the results (default: runs/DATE-TIME)")
-    parser.add_argument("--memory-budget", type=flags.size, metavar="SIZE", help="refuse to take more, as in 96MiB")
+    flags.add_budget_flag(parser)
+    parser.add_argument("--plan", metavar="FILE", help="take the settings that `mesp-np plan --save FILE` wrote")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object, and nothing else")
 
 
 def run(args):
-    settings = flags.run_config(args)
-    config = TrainConfig(**({"epochs": EPOCHS} if not args.iters else {}) | flags.given(args, TrainConfig))
+    saved = plan_file.load(args.plan) if args.plan else None
+    settings, config = _settings(args, saved)
     checkpoint = flags.checkpoint(args)
     plan_setup(checkpoint.config, settings, checkpoint.weights)       # refuses what does not fit, before data is read
+    if saved:
+        saved.check(checkpoint.config, settings, checkpoint.weights)
     encoder, size, seq = data_flags.encoder(args, checkpoint), settings.batch_size, settings.seq
     train, valid = rows.load(_data(args), encoder, seq, settings.seed, args.max_bad_rows)
     batches = Batches(train, size, seq, settings.seed, args.packing)
@@ -69,12 +74,34 @@ def run(args):
     console = Console(quiet=args.json)
     with make(console, live=True) as readout:
         _introduce(readout, checkpoint, settings, encoder, train, valid, batches)
-        summary = Run(checkpoint, settings, config, batches, held_out, run_dir, readout, args.adapter,
-                      {"data": str(_data(args))} | data_flags.settings(args), prompt).start()
+        training = Run(checkpoint, settings, config, batches, held_out, run_dir, readout, args.adapter,
+                       {"data": str(_data(args))} | data_flags.settings(args), prompt)
+        made = _choose(training, args, readout)
+        summary = training.start()
     _conclude(console, summary, run_dir)
     if args.json:
-        print(_summary_json(summary, run_dir))
+        print(_summary_json(summary | made, run_dir))
     return 130 if summary["interrupted"] else 0
+
+
+def _settings(args, saved):
+    """RunConfig and TrainConfig from the flags, and from a SavedPlan if there is one."""
+    given, planned, budget = flags.given(args, RunConfig), {}, {}
+    if saved:
+        flags.expect_same(given, saved.run, saved.path, "the plan decides")
+        planned, budget = saved.run, {"memory_budget": saved.memory_budget}
+    length = {} if args.iters else {"epochs": EPOCHS}
+    return flags.run_config(args, **planned), TrainConfig(**length | budget | flags.given(args, TrainConfig))
+
+
+def _choose(training, args, readout):
+    """Have the planner set what was not given, and say what it chose; what --json has of it."""
+    free = () if args.plan else free_knobs(flags.given(args, RunConfig))
+    if not free:
+        return {}
+    made = training.choose(free)
+    choice.report(made, readout.console)
+    return {"choice": choice.describe(made)}
 
 
 def _data(args):
@@ -124,8 +151,17 @@ def _conclude(console, summary, run_dir):
     if before is not None and after is not None:
         console.print(f"valid loss {before:.4f} -> {after:.4f}, perplexity {summary['valid_perplexity_before']:.2f} -> "
                       f"{summary['valid_perplexity_after']:.2f}", highlight=False)
+    live, extent, growth, resident = (f"{summary[f'{name}_bytes'] / 2**20:.1f}" for name in (
+        "live_peak", "extent", "os_growth", "resident"))
+    console.print(f"MiB: live peak {live}, extent {extent}; the process grew by {growth} and takes {resident}"
+                  f"{_weights(summary)}", highlight=False, soft_wrap=True)
     state = "interrupted; what was trained so far is" if summary["interrupted"] else "done;"
     console.print(f"{state} in {run_dir}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _weights(summary):
+    size = summary["weight_resident_bytes"]
+    return "" if size is None else f", of which {size / 2**20:.1f} are mapped weights"
 
 
 def _summary_json(summary, run_dir):

@@ -80,7 +80,7 @@ def _forward(engine, inputs):
     passes = []
     for block in model.blocks(inputs):
         if block.index < frozen:
-            x = _through(arena, block, x)
+            x = block.through(x)
             continue
         keep = _kept(engine, block.index)
         arena.rename(x, f"layer.{block.index}.x", "kept" if keep else "checkpoint")
@@ -115,13 +115,6 @@ def _remake_inputs(engine, passes):
     passes[-1].take = checkpoints.in_memory(x)
 
 
-def _through(arena, block, x):
-    """The output of a block that keeps nothing, its input freed."""
-    out, _ = block.forward(x)
-    arena.free(x)
-    return out
-
-
 def forward_losses(engine, inputs, around=lambda parameters: nullcontext()):
     """Fill inputs.losses by a forward pass that keeps nothing.
 
@@ -132,7 +125,7 @@ def forward_losses(engine, inputs, around=lambda parameters: nullcontext()):
         x = model.embed(inputs)
     for block in model.blocks(inputs):
         with around(members(block.layer)):
-            x = _through(arena, block, x)
+            x = block.through(x)
     arena.stage("loss")
     with around([params.norm, params.head]):
         model.loss(x, inputs, 1.0, gradient=False)

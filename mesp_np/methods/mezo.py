@@ -28,11 +28,11 @@ projections:
 
     head_less = head - CL*D
     loss = N*D + head_less
-    mlp = g + N*D + N*D*(N > C) + 2*N*KV*(N > 2*C) + C*(D + 3*F)
+    mlp = g + N*D + 2*N*KV*(N > C) + C*(D + 3*F)
     peak = max(loss, mlp)
 
 head_less: no gradient of the head's input.  mlp: the layer's perturbed adapters, x, and of a tile mid,
-gate, up and act; out is there once the first tile has made its rows, k and v until the last has read them.
+gate, up and act; k and v are there until the last tile has read them.  out is written over x.
 
 Source    Malladi et al., Fine-Tuning Language Models with Just Forward Passes, arXiv
           2305.17333, algorithm 1 and definition 1 (SPSA).

@@ -16,6 +16,8 @@ Backward  L depends on x_ni through out_no for every o, and d out_no / d x_ni = 
           A frozen layer has no dW and no db, but it still has dx: gradients flow through
           frozen weights to what lies below.
 
+          With --compute bf16 the inputs of these three products are rounded first (`bf16.py`).
+
 Saved      x (N, I), only when the weight is trained; a frozen layer needs no input at all
 Recomputed nothing
 Cost       2 N I O FLOPs forward, the same for dx, the same again for dW
@@ -30,7 +32,7 @@ from mesp_np.ops.matmul import multiply
 
 def forward(team, out, x, weight, bias=None):
     """out (N, O) = x (N, I) weight^T + bias."""
-    multiply(team, out, x, weight.T)
+    _multiply(team, out, x, weight.T)
     if bias is not None:
         expect(out.shape[1:], bias=bias)
         team.rows(_add_bias, out, bias, flops=1)
@@ -38,18 +40,22 @@ def forward(team, out, x, weight, bias=None):
 
 def backward_input(team, dx, dout, weight, add=False):
     """dx (N, I) = dout (N, O) weight, or dx += that."""
-    multiply(team, dx, dout, weight, add=add)
+    _multiply(team, dx, dout, weight, add)
 
 
 def backward_weight(team, dweight, dout, x):
     """dweight (O, I) += dout^T x."""
-    multiply(team, dweight, dout.T, x, add=True)
+    _multiply(team, dweight, dout.T, x, add=True)
 
 
 def backward_bias(team, dbias, dout):
     """dbias (O,) += sum of dout over rows."""
     expect(dout.shape[1:], dbias=dbias)
     team.rows(_sum_rows, dbias, dout, width=dout.shape[0], flops=1)
+
+
+def _multiply(team, out, a, b, add=False):
+    multiply(team, out, a, b, add, rounded=team.compute == "bf16")
 
 
 @kernel

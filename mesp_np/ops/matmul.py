@@ -10,77 +10,83 @@ Backward  With dout = dL/dout: da = dout b^T and db = a^T dout, since
           Both are products again, so every op calls `multiply` for its gradients too:
           a transposed factor is just a view.
 
-Tiles     out is cut into tiles of ROWS rows and at most COLUMNS columns, of equal width and in
-          fours where there are many, so that two or four workers share them evenly; K is cut
-          into pieces of DEPTH.  For each tile a worker makes one piece of b dense in its own buffer (nothing to do when
-          it is dense already), multiplies at once, and adds up the pieces in order.
-          A weight is never dense as a whole: a tile costs DEPTH * COLUMNS elements.
-          The cuts depend on (M, K, N) alone: the same bits for any number of threads.
+Tiles     out is cut into tiles for the workers, K into pieces of about DEPTH, a tile into strips
+          of STRIP columns.  A worker packs a piece of a strip of b (`packing.py`), straight from its stored
+          form, and multiplies it with the tile's rows of a (`tiles.py`, `micro.py`).  A weight is
+          never dense as a whole: a worker holds DEPTH * STRIP of its numbers.
+
+Bits      Each out_mn is summed on its own, over k from first to last, piece by piece, and the pieces depend
+          on K alone.  So a row's result does not depend on the other rows of the call, nor a
+          column's on the other columns; nor does any on threads, BLAS, or the stored form of b.
 
 Saved      a and b, by whoever calls
 Recomputed nothing
 Cost       2 M K N FLOPs
 
-Source    each tile is a gemm of BLAS level 3 (Dongarra et al., 1990), through NumPy.
+Source    the product by blocks of Goto and van de Geijn, Anatomy of high-performance matrix
+          multiplication, 2008.
 """
 
 import numpy as np
 
-from mesp_np.ops import expect, kernel
-from mesp_np.ops.quant import dense
+from mesp_np.ops import bf16, expect
+from mesp_np.ops.quant import factor
 
-ROWS, COLUMNS, DEPTH = 256, 256, 1024
-
-
-def lend(team, weight_tile, product_tile):
-    """Give the team its scratch: (threads, scratch_elements[0]) and (threads, scratch_elements[1])."""
-    team.weight_tile, team.product_tile = weight_tile, product_tile
+ROWS, NARROW_ROWS, COLUMNS = 264, 66, 256       # of a tile at most; whole blocks
+DEPTH, STRIP = 512, 64
+BLOCK = 6                                       # rows of the output that are multiplied at once
 
 
-def scratch_elements(rows, width):
-    """Elements of one worker's weight tile and product tile, when no array is larger than this."""
-    columns = min(COLUMNS, width)
-    return min(DEPTH, width) * columns, min(ROWS, rows) * columns
+def lend(team, weight_tile):
+    """Give the team its scratch, (threads, scratch_elements)."""
+    team.weight_tile = weight_tile
 
 
-def tile_width(N):
-    """Columns of a tile of an output N wide: at most COLUMNS, a multiple of 8."""
-    tiles = 4 * -(-N // (4 * COLUMNS)) if N > 2 * COLUMNS else -(-N // COLUMNS)
-    return 8 * -(-N // (8 * tiles))
+def scratch_elements(width, compute="full"):
+    """Elements of one worker's scratch when K is `width` at most: packed pieces of b, and with bf16 rounded ones of a."""
+    depth = min(DEPTH, width)
+    return _packed_elements(depth) + (ROWS * depth if compute == "bf16" else 0)
 
 
-def multiply(team, out, a, b, add=False, scale=1.0):
-    """out = a b, or out += scale a b.
+def _packed_elements(depth):
+    """A strip's panels, a block of the output, and the scales and biases of a strip in groups of 32 numbers or more."""
+    return (depth + BLOCK) * STRIP + 6 * depth + 2 * STRIP
 
-    out (M, N), a (M, K), b (K, N); views are fine, out's rows must be contiguous.  `scale`
-    goes with `add` only.
+
+def piece_depth(K):
+    """Numbers of the summed axis in a piece: K in equal parts of at most DEPTH, each but the last a multiple of 32."""
+    pieces = -(-K // DEPTH)
+    return min(K, 32 * -(-K // (32 * pieces)))
+
+
+def multiply(team, out, a, b, add=False, scale=1.0, rounded=False):
+    """out = a b, or out += scale a b; `rounded`: of a and b rounded to bfloat16 (`bf16.py`).
+
+    out (M, N), a (M, K), b (K, N); views are fine, and quick where out's rows are contiguous.
+    `scale` goes with `add` only, and `rounded` with float32.
     """
     (M, K), N = a.shape, b.shape[1]
     expect((M, N), out=out)
     expect((K, N), b=b)
-    width = tile_width(N)
-    across = -(-N // width)
-    scale = out.dtype.type(scale)
+    rows, strips = (ROWS, -(-N // STRIP)) if N > STRIP else (NARROW_ROWS, 1)
+    across, depth = min(strips, 4 * -(-N // (4 * COLUMNS))), piece_depth(K)
+    turned, scale = b.strides[0] < b.strides[1], out.dtype.type(scale)
 
     def task(worker, tile):
-        i, j = tile // across * ROWS, tile % across * width
-        part = out[i:i + ROWS, j:j + width]
-        for k in range(0, K, DEPTH):
-            piece = b[k:k + DEPTH, j:j + width]
-            if piece.dtype != out.dtype:
-                piece = dense(piece, team.weight_tile[worker])
-            if k == 0 and not add:
-                np.matmul(a[i:i + ROWS, :DEPTH], piece, out=part)
-            else:
-                product = team.product_tile[worker, :part.size].reshape(part.shape)
-                np.matmul(a[i:i + ROWS, k:k + DEPTH], piece, out=product)
-                _accumulate(part, product, scale)
+        from mesp_np.ops.tiles import multiply_tile
+        scratch, (i, j) = team.weight_tile[worker], divmod(tile, across)
+        first, last = (part * strips // across * STRIP for part in (j, j + 1))
+        tile = (i * rows, min(i * rows + rows, M)), (first, min(last, N))
+        multiply_tile(out, a, factor(b.T if turned else b), turned, scratch, *_rounding(scratch, depth, rounded), *tile,
+                      depth, add, scale)
 
-    team.run(out, -(-M // ROWS) * across, task, flops=2 * M * K * N)
+    team.run(out, -(-M // rows) * across, task, flops=2 * M * K * N)
 
 
-@kernel
-def _accumulate(out, product, scale):
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
-            out[i, j] += scale * product[i, j]
+def _rounding(scratch, depth, rounded):
+    """(rounds, pairs): room for rounded pieces of a, one of the two or none."""
+    if not rounded:
+        return None, None
+    start = _packed_elements(depth)
+    rounds = scratch[start:start + ROWS * depth].reshape(ROWS, depth)
+    return (rounds, None) if bf16.backend() == bf16.PLAIN else (None, rounds.view(np.uint32))

@@ -6,7 +6,7 @@ Shapes    stored, out    : (rows, columns)        any tile of a weight
 
 Stored forms
     float32, float64     the numbers themselves
-    float16              widened by NumPy, exact
+    float16              its bits as uint16, for the kernels
     uint16               bfloat16: the upper half of a float32.  NumPy has no such type,
                          so its bits are kept as uint16; shifting them up by 16 places
                          and reading the result as float32 is exact for every pattern,
@@ -102,31 +102,38 @@ def part_shapes(shape, bits, group):
     return (rows, width * bits // 32), (rows, width // group), (rows, width // group)
 
 
-def dense(tile, buffer):
-    """A stored tile as numbers of buffer's dtype: itself when it is so already, else in `buffer`.
-
-    tile    (rows, columns), possibly a transposed view; the result keeps its layout
-    buffer  flat scratch with room for the tile
-    """
-    if tile.dtype == buffer.dtype:
-        return tile
-    if tile.strides[0] < tile.strides[1]:
-        return dense(tile.T, buffer).T
-    out = buffer[:tile.size].reshape(tile.shape)
-    widen(out, tile)
-    return out
-
-
 def widen(out, stored):
     """out = the numbers that `stored`, an array or Quantised that is not transposed, stands for."""
-    if isinstance(stored, Quantised):
-        scales, biases = (part.view(f"u{part.itemsize}") for part in (stored.scales, stored.biases))
-        _widen_codes(out, stored.codes.view(np.uint8), scales, biases, SCALE_FORMS[stored.scales.dtype], stored.bits,
-                     stored.group, stored.columns.start)
-    elif stored.dtype == BF16:
-        _widen_bf16(out, stored)
-    else:
+    if stored.dtype.kind in "fi" and stored.dtype.itemsize > 2:
         np.copyto(out, stored)
+        return
+    if isinstance(stored, Quantised):
+        _widen_codes(out, stored.codes.view(np.uint8), *_scales(stored), stored.bits, stored.group, stored.columns.start)
+    else:
+        _widen_halves(out, stored.view(np.uint16), SCALE_FORMS[stored.dtype])
+
+
+def factor(stored):
+    """What the kernels of a product take for a stored weight that is not transposed.
+
+    (numbers,) with bfloat16 as uint16 and float16 as int16, or for codes (words of 4-bit or bytes of 8-bit codes,
+    scales, biases, their form, the power of 2 that a group is, first column).
+    """
+    if isinstance(stored, Quantised):
+        codes = stored.codes if stored.bits == 4 else stored.codes.view(np.uint8)
+        return codes, *_scales(stored), stored.group.bit_length() - 1, stored.columns.start
+    return (stored.view(np.int16) if stored.dtype == np.float16 else stored,)
+
+
+def _scales(stored):
+    """Scales and biases as whole numbers of their bits, and how their form is called."""
+    scales, biases = (part.view(f"u{part.itemsize}") for part in (stored.scales, stored.biases))
+    return scales, biases, SCALE_FORMS[stored.scales.dtype]
+
+
+def from_bf16(bits):
+    """bfloat16 bits (uint16) as float32: the upper half of the same number."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def round_bf16(values):
@@ -150,10 +157,15 @@ def quantise(values, bits, group):
 
 
 @kernel
-def _widen_bf16(out, stored):
+def _widen_halves(out, stored, form):
+    """out (rows, columns) = the numbers that 16 bits each stand for, as float16 (form 1) or bfloat16 (2)."""
     for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
-            out[i, j] = np.uint32(np.uint32(stored[i, j]) << np.uint32(16)).view(np.float32)
+        if form == 2:
+            for j in range(out.shape[1]):
+                out[i, j] = np.uint32(np.uint32(stored[i, j]) << np.uint32(16)).view(np.float32)
+        else:
+            for j in range(out.shape[1]):
+                out[i, j] = number(stored[i, j], form)
 
 
 @kernel
@@ -163,7 +175,7 @@ def _widen_codes(out, codes, scales, biases, form, bits, group, first):
     for i in range(out.shape[0]):
         for g in range(first // group, (last + group - 1) // group):
             start, stop = max(first, g * group), min(last, (g + 1) * group)
-            scale, bias = out.dtype.type(_number(scales[i, g], form)), out.dtype.type(_number(biases[i, g], form))
+            scale, bias = out.dtype.type(number(scales[i, g], form)), out.dtype.type(number(biases[i, g], form))
             row, packed = out[i, start - first:stop - first], codes[i, start * bits // 8:stop * bits // 8]
             if bits == 4:
                 _widen_nibbles(row, packed, scale, bias)
@@ -185,7 +197,7 @@ def _widen_bytes(out, packed, scale, bias):
 
 
 @kernel
-def _number(bits, form):
+def number(bits, form):
     """The float32 that the bits of a float32 (form 0), float16 (1) or bfloat16 (2) stand for."""
     word = np.uint32(bits)
     if form == 0:

@@ -25,8 +25,6 @@ Source    Cephes (S. Moshier), expf: the split of ln 2 and the polynomial's coef
 import math
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
 from mesp_np.ops import kernel
 
@@ -35,14 +33,12 @@ C7, C6, C5, C4, C3, C2 = (np.float32(c) for c in (1.9875691500e-4, 1.3981999507e
                                                   1.6666665459e-1, 5.0000001201e-1))
 
 
+@kernel
 def exp(x):
-    """e to the x, for use in kernels; the dtype decides how."""
+    """e to the x; only the branch of its dtype is compiled."""
+    if isinstance(x, np.float32):
+        return _exp32(x)
     return math.exp(x)
-
-
-@overload(exp)
-def _exp(x):
-    return (lambda x: _exp32(x)) if x == types.float32 else (lambda x: math.exp(x))
 
 
 @kernel

@@ -86,9 +86,9 @@ def test_what_a_template_refuses_is_said_in_its_words(tmp_path, source, words):
         rendered(tmp_path, source)
 
 
-def test_a_broken_template_is_found_at_once(tmp_path):
+def test_a_broken_template_is_named(tmp_path):
     with pytest.raises(UserError, match="tokenizer_config.json: the chat template is wrong .line 2: "):
-        template(tmp_path, "a\n{% if %}")
+        rendered(tmp_path, "a\n{% if %}")
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(UserError, match="chat_template.jinja: cannot be read"):
         chat_template.find(tmp_path)

@@ -11,10 +11,10 @@ import pytest
 from mesp_np import PRESETS, Batch, Engine, RunConfig, gradcheck, model_checks
 from mesp_np.cli import main
 from mesp_np.cli import show as show_command
-from mesp_np.compare import private_bytes
 from mesp_np.methods import METHODS
 from mesp_np.ops import lora
 from mesp_np.params import phantom_weights
+from mesp_np.process import memory
 
 STAGES = {"forward", "loss", "backward", "update"}
 
@@ -61,7 +61,8 @@ def test_compare_json(model, capsys):
     for name, row in result["methods"].items():
         assert row["live_peak_bytes"] == row["planned_live_peak_bytes"]
         assert set(row["stage_peak_bytes"]) == STAGES and row["seconds_per_step"] > 0
-        assert {"extent_bytes", "recomputed_flops", "os_growth_bytes"} <= set(row)
+        assert {"extent_bytes", "recomputed_flops", "os_growth_bytes", "gradient_relative_error"} <= set(row)
+        assert row["resident_bytes"] > (row["weight_resident_bytes"] or 0)
         assert (row["gradient_bits_different"] == 0 and abs(row["gradient_cosine"] - 1) < 1e-12) == (name != "mezo")
     peaks = [result["methods"][name]["live_peak_bytes"] for name in METHODS]
     assert peaks == sorted(peaks, reverse=True)
@@ -72,6 +73,14 @@ def test_compare_for_a_person(model, data, capsys):
                  "--rounds", "1"]) == 0
     out = capsys.readouterr().out
     assert "equal" in out and "DIFFERS" not in out and "the theory's mean" in out and "silu" in out
+    assert "bfloat16" not in out
+
+
+def test_compare_says_what_rounding_costs(model, capsys):
+    assert main(["compare", "--model", model, "--methods", "mesp", "--seq", "24", "--rounds", "1",
+                 "--compute", "bf16"]) == 0
+    out = capsys.readouterr().out
+    assert "products of bfloat16 by " in out and "against mesp with --compute full" in out and "0.0e+00" not in out
 
 
 def test_compare_cuts_no_figure_when_it_is_piped(model, monkeypatch, capsys):
@@ -86,7 +95,7 @@ def test_compare_cuts_no_figure_when_it_is_piped(model, monkeypatch, capsys):
 @pytest.mark.parametrize("names", ["foo", "foo,mesp", "mezo,foo"])
 def test_compare_of_an_unknown_method(names, model, capsys):
     assert main(["compare", "--model", model, "--methods", names]) == 2
-    assert "'foo'; choose from store, mebp" in capsys.readouterr().err
+    assert f"'foo'; choose from {', '.join(METHODS)}" in capsys.readouterr().err
 
 
 def test_gradcheck_json_and_exit_code(capsys, monkeypatch):
@@ -118,7 +127,7 @@ def test_show(name, capsys):
 
 def test_show_lists_every_op(capsys):
     from pathlib import Path
-    files = {path.stem for path in Path(lora.__file__).parent.glob("*.py")} - {"__init__"}
+    files = {path.stem for path in Path(lora.__file__).parent.glob("*.py")} - {"__init__", "compiling"}
     assert set(show_command.OPS) == files
     assert main(["show"]) == 0 and main(["show", "nonsense"]) == 2
 
@@ -158,10 +167,10 @@ def test_planning_touches_no_weights():
     The engine of the plan is still there when the process is measured, with all it holds.
     """
     config, run = PRESETS["qwen2.5-7b"], RunConfig(method="store", batch_size=1, seq=4096)
-    before = private_bytes()
+    before = memory().anonymous
     with Engine(config, phantom_weights(config), run) as engine:
         engine.step([Batch.phantom((1, 4096))], rate=1.0)
-        assert private_bytes() - before < 200e6
+        assert memory().anonymous - before < 200e6
         assert engine.arena.ledger.live_peak > 8 << 30
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mesp_np.cli import main
-from mesp_np.cli.flags import utf8
+from mesp_np.cli.texts import utf8
 from mesp_np.errors import UsageError
 from tests import tiny_tokenizer
 
@@ -99,6 +99,7 @@ class Interrupt:
         if name == "numpy":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupt())
+sys.argv[1:] = ["plan"]
 """
 START = ["runpy.run_module('mesp_np', run_name='__main__')", "from mesp_np.__main__ import main; sys.exit(main())"]
 

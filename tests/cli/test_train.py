@@ -17,24 +17,27 @@ from mesp_np.train import Run
 from tests import small, tiny_tokenizer
 from tests.training import log, train
 
-KEYS = {"step", "loss", "lr", "grad_norm", "trained_tokens", "live_peak_bytes", "extent_bytes", "seconds"}
+BYTES = {"live_peak_bytes", "extent_bytes", "os_growth_bytes", "resident_bytes"}
+KEYS = {"step", "loss", "lr", "grad_norm", "trained_tokens", "seconds"} | BYTES
 def test_run_folder(model, data, tmp_path, capsys):
     run = tmp_path / "run"
     assert train(model, data, run, "--iters", "8", "--lr", "0.01", "--eval-every", "4", "--save-every", "3") == 0
     lines = log(run)
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert all(KEYS <= set(line) for line in lines)
-    assert all(isinstance(line[key], int) for line in lines for key in ("live_peak_bytes", "extent_bytes"))
+    assert all(isinstance(line[key], int) for line in lines for key in BYTES)
     assert math.isclose(lines[3]["valid_perplexity"], math.exp(lines[3]["valid_loss"]))
     settings = json.loads((run / "config.json").read_text())
     assert settings["rank"] == 2 and settings["iters"] == 8 and settings["method"] == "mesp-lean"
     assert (settings["data"], settings["adapter"], settings["version"]) == (data, None, __version__)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["valid_loss_after"] < summary["valid_loss_before"]
+    assert all(summary[key] == lines[-1][key] for key in BYTES)
+    assert summary["resident_bytes"] > (summary["weight_resident_bytes"] or 0)
     assert (run / "adapter" / "adapter_model.safetensors").exists()
     assert {path.name for path in run.iterdir()} == {"adapter", "config.json", "log.jsonl", "summary.json"}
     out = capsys.readouterr().out
-    assert "valid loss" in out and "sample after" in out
+    assert "valid loss" in out and "sample after" in out and "MiB: live peak" in out
 
 
 def test_logged_bytes_are_the_plans(model, data, tmp_path):

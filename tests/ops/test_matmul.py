@@ -1,9 +1,9 @@
-"""Matrix product: every tile edge, both kinds of transpose, stored weights."""
+"""Matrix product: every edge of tiles, pieces and vectors, both kinds of transpose, stored weights, equal bits."""
 
 import numpy as np
 import pytest
 
-from mesp_np.ops.matmul import COLUMNS, DEPTH, ROWS, multiply
+from mesp_np.ops.matmul import COLUMNS, DEPTH, ROWS, multiply, piece_depth
 from mesp_np.ops.quant import round_bf16, widen
 from tests import op_checks, quantised
 
@@ -42,17 +42,107 @@ def codes(bits, group):
     return lambda values: quantised.stored(values, bits, group)
 
 
-@pytest.mark.parametrize("store", [round_bf16, np.float16, np.float32, codes(4, 32), codes(4, 64), codes(8, 64)],
-                         ids=["bf16", "float16", "float32", "4 bit", "4 bit, group 64", "8 bit"])
-@pytest.mark.parametrize("transpose", [False, True])
-def test_a_stored_weight_gives_the_bits_of_the_dense_one(team, rng, dtype, store, transpose):
-    """Widening a tile at a time is exact; tiles of codes begin and end within groups."""
-    stored = store(rng.standard_normal((140, 1216)).astype(np.float32))
+STORES = {"bf16": round_bf16, "float16": np.float16, "float32": np.float32, "float64": np.float64,
+          "4 bit": codes(4, 32), "4 bit, group 64": codes(4, 64), "8 bit": codes(8, 64)}
+every_store = pytest.mark.parametrize("store", STORES.values(), ids=STORES)
+
+
+def in_dtype(stored, dtype):
     whole = np.empty(stored.shape, dtype)
     widen(whole, stored)
+    return whole
+
+
+@every_store
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("shape", [(140, 1216), (13, 64)])
+def test_a_stored_weight_gives_the_bits_of_the_dense_one(team, rng, dtype, store, transpose, shape):
+    """Widened on the way into a panel, exactly; pieces and strips of codes begin and end within groups."""
+    stored = store(rng.standard_normal(shape).astype(np.float32))
+    whole = in_dtype(stored, dtype)
     if transpose:
         stored, whole = stored.T, whole.T
     a, lazy, dense = op_checks.normal(rng, dtype, (7, len(stored)), *2 * [(7, stored.shape[1])])
     multiply(team, lazy, a, stored)
     multiply(team, dense, a, whole)
     op_checks.same_bits(lazy, dense)
+
+
+@every_store
+def test_a_slice_of_a_stored_weight_is_multiplied_as_what_it_stands_for(team, rng, dtype, store):
+    """Rows as of a head's tile, and columns from anywhere, where numbers are read one by one."""
+    stored = store(rng.standard_normal((70, 256)).astype(np.float32))
+    whole = in_dtype(stored, dtype)
+    for part in ((slice(3, 40), slice(0, 256)), (slice(0, 70), slice(40, 200))):
+        a, ours, expected = op_checks.normal(rng, dtype, (5, whole[part].shape[1]), *2 * [(5, len(whole[part]))])
+        multiply(team, ours, a, stored[part].T)
+        multiply(team, expected, a, whole[part].T)
+        op_checks.same_bits(ours, expected)
+
+
+@every_store
+@pytest.mark.parametrize("transpose", [False, True])
+def test_the_product_with_the_unit_matrix_is_the_weight_itself(team, rng, dtype, store, transpose):
+    stored = store(rng.standard_normal((70, 128)).astype(np.float32))
+    stored, whole = (stored.T, in_dtype(stored, dtype).T) if transpose else (stored, in_dtype(stored, dtype))
+    out = np.empty(stored.shape, dtype)
+    multiply(team, out, np.eye(len(stored), dtype=dtype), stored)
+    assert (out == whole).all()
+
+
+def test_every_float16_is_widened_in_the_registers_as_numpy_has_it(team, dtype):
+    """Subnormals, infinities and NaNs of either sign, both as they stand and turned."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)[None]
+    for factor, shape in ((halves, halves.shape), (halves.reshape(-1, 1).T, halves.shape)):
+        out = np.empty(shape, dtype)
+        multiply(team, out, np.ones((1, 1), dtype), factor)
+        assert np.array_equal(out, halves.astype(dtype), equal_nan=True)
+    turned = np.empty((8, 1 << 13), dtype)
+    eight = halves.reshape(-1, 8)
+    with np.errstate(invalid="ignore"):
+        finite = np.where(np.isfinite(eight), eight, 0).astype(np.float16)
+    multiply(team, turned, np.eye(8, dtype=dtype), finite.T)
+    assert (turned == finite.T.astype(dtype)).all()
+
+
+@pytest.mark.parametrize("K, N", [(2 * DEPTH + 40, 3 * COLUMNS + 9), (33, 8), (5, 70)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(team, rng, dtype, K, N, turned):
+    """So a product in row tiles of any size is the whole product, to the bit; and so in columns."""
+    a, b = op_checks.normal(rng, dtype, (ROWS + 20, K), (N, K) if turned else (K, N))
+    b = b.T if turned else b
+    whole, part = np.empty((2, ROWS + 20, N), dtype)
+    multiply(team, whole, a, b)
+    for size in (1, 7, 64, 256):
+        for i in range(0, len(a), size):
+            multiply(team, part[i:i + size], a[i:i + size], b)
+        op_checks.same_bits(part, whole)
+    part = np.empty((len(a), 3), dtype)
+    multiply(team, part, a, b[:, 2:5])
+    op_checks.same_bits(part, whole[:, 2:5].copy())
+
+
+def test_a_sum_over_whole_pieces_is_the_sum_piece_by_piece(team, rng, dtype):
+    """So a weight's gradient added up over row tiles of DEPTH rows is that of all rows, to the bit."""
+    a, b = op_checks.normal(rng, dtype, (3 * DEPTH, 20), (3 * DEPTH, 33))
+    whole, parts = np.zeros((2, 20, 33), dtype)
+    multiply(team, whole, a.T, b, add=True, scale=0.5)
+    for k in range(0, len(a), DEPTH):
+        multiply(team, parts, a[k:k + DEPTH].T, b[k:k + DEPTH], add=True, scale=0.5)
+    op_checks.same_bits(parts, whole)
+
+
+def test_another_order_of_the_sum_gives_other_bits(team, rng, dtype):
+    """Negative control of the tests above: they would see it."""
+    a, b = op_checks.normal(rng, dtype, (9, 700), (700, 40))
+    ours, reversed_ = np.empty((2, 9, 40), dtype)
+    multiply(team, ours, a, b)
+    multiply(team, reversed_, a[:, ::-1], b[::-1])
+    assert (ours != reversed_).any()
+
+
+@pytest.mark.parametrize("K", [1, 31, 32, 513, 896, 1024, 4864, 100_003])
+def test_pieces_are_even_and_no_deeper_than_the_scratch(K):
+    depth = piece_depth(K)
+    assert depth <= DEPTH and (depth == K or depth % 32 == 0)
+    assert -(-K // depth) == -(-K // DEPTH)

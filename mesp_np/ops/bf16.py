@@ -1,0 +1,61 @@
+"""Products of numbers rounded to bfloat16, summed in float32: `--compute bf16`.
+
+Shapes    out : (M, N)    a : (M, K)    b : (K, N), as in `matmul.py`
+
+Forward   out_mn = sum_k r(a_mk) r(b_kn),  r the nearest bfloat16, ties to even
+
+          A product of two bfloat16 numbers has 16 bits, so float32 holds it exactly; only the sum
+          is rounded.  Both inputs of every large product are rounded: activations, gradients and
+          weights of `linear.py`.  LoRA's products with the rank stay in float32: they are a
+          hundredth of the work, and they carry the adapter's own small numbers.  Attention
+          stays in float32 too: its scores are exponentiated, which turns an error of 2^-9 of a
+          score of 100 into a third of a probability.
+
+Backward  of the rounded product with respect to its rounded inputs, as `matmul.py` has it, its inputs
+          rounded in turn; the rounding itself counts as the identity (straight-through)
+
+Saved      nothing
+Recomputed nothing
+Cost       2 M K N FLOPs
+
+Two back ends; `backend()` says which one is used here.  Where the CPU has an instruction for pairs of bfloat16
+it does the products (INSTRUCTIONS); else the float32 kernel takes the rounded numbers: as exact, not faster.
+An instruction that multiplies whole blocks (Arm's bfmmla, AMX's tdpbf16ps) would be a line in
+INSTRUCTIONS with a layout of its own beside the pairs of `tiles.py`.
+
+Source    bfloat16: the upper half of IEEE 754 binary32; vdpbf16ps: Intel's AVX-512 BF16.
+"""
+
+import numpy as np
+
+from mesp_np.ops import kernel
+
+INSTRUCTIONS = {"avx512bf16": "vdpbf16ps"}       # a CPU's feature, as LLVM names it -> the instruction
+PLAIN = "float32 product of rounded numbers"
+
+
+def backend():
+    """The name of what multiplies rounded numbers on this CPU: an instruction, or PLAIN."""
+    from mesp_np.ops.vectors import FEATURES
+    return next((name for feature, name in INSTRUCTIONS.items() if feature in FEATURES), PLAIN)
+
+
+@kernel
+def upper_half(x):
+    """The bits of the bfloat16 nearest to a float32, in the upper half of 32; a NaN stays one."""
+    bits = np.float32(x).view(np.uint32)
+    nearest = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.uint32((bits | np.uint32(0x400000) if nan else nearest) & np.uint32(0xFFFF0000))
+
+
+@kernel
+def rounded(x):
+    """The bfloat16 nearest to a float32, as a float32."""
+    return np.uint32(upper_half(x)).view(np.float32)
+
+
+@kernel
+def pair(even, odd):
+    """Two numbers rounded to bfloat16 in 32 bits: the even one in the lower half."""
+    return np.uint32(upper_half(odd) | np.uint32(upper_half(even) >> np.uint32(16)))

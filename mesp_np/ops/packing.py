@@ -1,0 +1,225 @@
+"""Packing: columns of a factor laid side by side for each k, straight from the form they are stored in.
+
+Shapes    panels  : (P, depth, WIDTH)    WIDTH columns in each, as many as the registers hold
+          source  : (depth, N) of a product's second factor, or (N, depth) if it is stored turned
+
+Forward   panels[p, k, j] = source_k(p WIDTH + j);  zeros beside the last column
+
+The numbers of a row are read LANES at a time and widened in the registers: a line of a
+panel is a piece of a row as it stands; of a turned factor, LANES x LANES numbers are
+transposed in the registers.  What does not fill a vector is moved one by one.
+
+Saved      nothing
+Recomputed nothing
+Cost       no FLOPs
+
+Source     the forms are `quant.py`'s
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic, overload
+
+from mesp_np.ops import kernel
+from mesp_np.ops.quant import number
+from mesp_np.ops.vectors import BYTE, FLOAT, INDEX, PLACE, VECTOR_BYTES, VECTORS, Code
+
+AHEAD = 8                # rows from a line that is moved to the one that is fetched meanwhile
+HALF = ir.IntType(16)
+HALVES = {types.int16: 1, types.uint16: 2}             # as `quant.factor` passes them -> as `quant.number` calls them
+
+
+@kernel
+def pack(panels, source, turned, columns):
+    """Fill panels (P, depth, WIDTH) with `columns` columns of `source`, a tuple that `part` made."""
+    lanes, depth = VECTOR_BYTES // panels.itemsize, panels.shape[1]
+    width, across, down = VECTORS * lanes, 0, depth
+    if _in_line(source):
+        across = columns - columns % (lanes if turned else width)
+        down -= depth % lanes if turned else 0
+    for p in range(-(-across // width)):
+        if turned:
+            for j in range(0, min(width, across - p * width), lanes):
+                for k in range(0, down, lanes):
+                    _move_transposed(panels, p, k, j, source, p * width + j, k)
+    if not turned:
+        for k in range(depth):
+            for p in range(across // width):
+                _move_line(panels, p, k, source, k, p * width)
+    for j in range(-(-columns // width) * width):
+        for k in range(down if j < across else 0, depth):
+            if j >= columns:
+                panels[j // width, k, j % width] = 0
+            else:
+                panels[j // width, k, j % width] = _number(source, j, k) if turned else _number(source, k, j)
+
+
+def part(weight, scratch, rows, columns):
+    """The part rows[0] <= row < rows[1], columns[0] <= column < columns[1] of what `quant.factor` made.
+
+    Scales and biases become numbers of the run's dtype, in `scratch`.
+    """
+
+
+@overload(part)
+def _part(weight, scratch, rows, columns):
+    def numbers(weight, scratch, rows, columns):
+        return (weight[0][rows[0]:rows[1], columns[0]:columns[1]],)
+
+    def codes(weight, scratch, rows, columns):
+        codes, scales, biases, form, shift, first = weight
+        height, start, last = rows[1] - rows[0], first + columns[0], first + columns[1] - 1
+        groups = (last >> shift) - (start >> shift) + 1
+        wide = scratch[:2 * height * groups].reshape(2, height, groups)
+        for i in range(height):
+            for g in range(groups):
+                wide[0, i, g] = number(scales[rows[0] + i, (start >> shift) + g], form)
+                wide[1, i, g] = number(biases[rows[0] + i, (start >> shift) + g], form)
+        return codes[rows[0]:rows[1]], wide, shift, start
+
+    return numbers if len(weight) == 1 else codes
+
+
+def _in_line(source):
+    """Do the numbers of a row stand side by side, so that a vector of them can be read?"""
+
+
+@overload(_in_line)
+def _in_line_by_form(source):
+    if len(source) == 1:
+        return lambda source: source[0].strides[1] == source[0].itemsize
+    return lambda source: source[3] % 32 == 0
+
+
+def _number(source, row, column):
+    """One number of a part, at whatever place."""
+
+
+@overload(_number)
+def _number_by_form(source, row, column):
+    def codes(source, row, column):
+        codes, wide, shift, first = source
+        place, group = first + column, ((first + column) >> shift) - (first >> shift)
+        code = (codes[row, place // per] >> np.uint32(place % per * 4)) & np.uint32(most)
+        return wide[0, row, group] * wide.dtype.type(code) + wide[1, row, group]
+
+    if len(source) == 1:
+        form = HALVES.get(source[0].dtype)
+        if form is None:
+            return lambda source, row, column: source[0][row, column]
+        return lambda source, row, column: number(np.uint16(source[0][row, column]), form)
+    per, most = (8, 15) if source[0].dtype == types.uint32 else (1, 255)
+    return codes
+
+
+class _Stored:
+    """Writes code that reads a part of a stored weight."""
+
+    def __init__(self, code, kind, source):
+        self.code, self.kinds = code, kind.types
+        self.arrays = [code.builder.extract_value(source, i) for i in range(len(self.kinds))]
+
+    def address(self, row, column):
+        """Of a number, or of the byte in which its code begins."""
+        builder, dtype = self.code.builder, self.kinds[0].dtype
+        if len(self.kinds) == 1:
+            return self.code.element(self.kinds[0], self.arrays[0], row, column)
+        place = builder.add(column, self.arrays[3])
+        if dtype == types.uint32:
+            place = builder.lshr(place, INDEX(1))
+        return builder.gep(self.code.element(self.kinds[0], self.arrays[0], row), [place])
+
+    def numbers(self, row, column):
+        """LANES numbers of a row, as a vector of the run's dtype."""
+        dtype, address = self.kinds[0].dtype, self.address(row, column)
+        if len(self.kinds) > 1:
+            return self._decoded(address, row, column)
+        if dtype in HALVES:
+            return self._cast(self._widened(self.code.load(address, ir.VectorType(HALF, self.code.lanes)), dtype))
+        kind = ir.VectorType(self.code.context.get_value_type(dtype), self.code.lanes)
+        return self._cast(self.code.load(address, kind))
+
+    def _widened(self, halves, dtype):
+        """float32 of 16-bit numbers; `quant.number` says how."""
+        builder, words = self.code.builder, ir.VectorType(PLACE, self.code.lanes)
+        floats, every = ir.VectorType(FLOAT, self.code.lanes), lambda n: words([n] * self.code.lanes)
+        word = builder.zext(halves, words)
+        if HALVES[dtype] == 2:
+            return builder.bitcast(builder.shl(word, every(16)), floats)
+        moved = builder.shl(builder.and_(word, every(0x7FFF)), every(13))
+        size = builder.bitcast(builder.fmul(builder.bitcast(moved, floats), floats([2.0 ** 112] * self.code.lanes)), words)
+        size = builder.select(builder.icmp_unsigned(">=", moved, every(0x7C00 << 13)),
+                              builder.or_(moved, every(0x7F800000)), size)
+        sign = builder.shl(builder.and_(word, every(0x8000)), every(16))
+        return builder.bitcast(builder.or_(size, sign), floats)
+
+    def _decoded(self, address, row, column):
+        """scale q + bias, for codes q of one group: with 4 bits, two from each byte, the lower half first."""
+        code, builder, lanes = self.code, self.code.builder, self.code.lanes
+        words = ir.VectorType(PLACE, lanes)
+        if self.kinds[0].dtype == types.uint32:
+            bytes_ = code.load(address, ir.VectorType(BYTE, lanes // 2))
+            twice = builder.zext(code.shuffled(bytes_, bytes_, [lane // 2 for lane in range(lanes)]), words)
+            q = builder.and_(builder.lshr(twice, words([0, 4] * (lanes // 2))), words([15] * lanes))
+        else:
+            q = builder.zext(code.load(address, ir.VectorType(BYTE, lanes)), words)
+        shift, first = self.arrays[2:]
+        group = builder.sub(builder.lshr(builder.add(first, column), shift), builder.lshr(first, shift))
+        scale, bias = (code.filled(code.load(code.element(self.kinds[1], self.arrays[1], INDEX(i), row, group), code.number),
+                                   code.vector) for i in range(2))
+        return builder.fadd(builder.fmul(scale, builder.uitofp(q, code.vector)), bias)
+
+    def _cast(self, vector):
+        """To the run's dtype."""
+        builder, wanted = self.code.builder, self.code.vector
+        if vector.type == wanted:
+            return vector
+        return builder.fpext(vector, wanted) if wanted.element != FLOAT else builder.fptrunc(vector, wanted)
+
+
+@intrinsic
+def _move_line(typing_context, panels, p, k, source, row, column):
+    """panels[p, k, :] = source[row, column:column+WIDTH]; fetches what is moved AHEAD rows later."""
+    signature = types.void(panels, types.int64, types.int64, source, types.int64, types.int64)
+
+    def codegen(context, builder, signature, args):
+        panels_type, _, _, source_type, _, _ = signature.args
+        panels, p, k, source, row, column = args
+        code = Code(context, builder, panels_type.dtype)
+        stored = _Stored(code, source_type, source)
+        code.prefetch(stored.address(builder.add(row, INDEX(AHEAD)), column))
+        for v in range(VECTORS):
+            offset = INDEX(v * code.lanes)
+            there = stored.numbers(row, builder.add(column, offset))
+            code.store(there, code.element(panels_type, panels, p, k, offset))
+
+    return signature, codegen
+
+
+@intrinsic
+def _move_transposed(typing_context, panels, p, k, j, source, row, column):
+    """panels[p, k:k+LANES, j:j+LANES] = source[row:row+LANES, column:column+LANES]^T.
+
+    In step s = 1, 2, 4, ... rows whose numbers differ in that bit swap the lanes whose numbers differ
+    in it the other way; after all steps, row and lane have changed places.
+    """
+    signature = types.void(panels, types.int64, types.int64, types.int64, source, types.int64, types.int64)
+
+    def codegen(context, builder, signature, args):
+        panels_type, _, _, _, source_type, _, _ = signature.args
+        panels, p, k, j, source, row, column = args
+        code = Code(context, builder, panels_type.dtype)
+        stored, lanes, step = _Stored(code, source_type, source), code.lanes, 1
+        rows = [stored.numbers(builder.add(row, INDEX(r)), column) for r in range(lanes)]
+        while step < lanes:
+            upper = [lane + lanes - step if lane & step else lane for lane in range(lanes)]
+            lower = [lane + lanes if lane & step else lane + step for lane in range(lanes)]
+            for r in (r for r in range(lanes) if not r & step):
+                pair = rows[r], rows[r + step]
+                rows[r], rows[r + step] = (code.shuffled(*pair, places) for places in (upper, lower))
+            step *= 2
+        for r in range(lanes):
+            code.store(rows[r], code.element(panels_type, panels, p, builder.add(k, INDEX(r)), j))
+
+    return signature, codegen
