@@ -151,7 +151,8 @@ class RunConfig:
             object.__setattr__(self, name, tuple(getattr(self, name)))           # a list will do as well
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
-                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)!r}", f"choose from {', '.join(allowed)}")
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)!r}",
+                                 f"choose from {', '.join(allowed)}")
         self._within(("batch_size", "seq", "rank", "grad_accumulation", "probes", "threads", "row_tile",
                       "checkpoint_every"),
                      lambda value: 1 <= value < LARGEST, f"1 or more, and below {LARGEST:,}")
@@ -204,5 +205,5 @@ class RunConfig:
 
 
 CHOICES = {"trainable": ("lora", "full", "none"), "update": ("after", "fused"), "optimizer": ("adamw", "sgd"),
-           "perturb": ("copy", "inplace"), "dtype": ("float32", "float64"), "residency": ("mapped", "widened"), "compute": ("full", "bf16"),
-           "checkpoint_store": ("ram", "bf16", "disk")}
+           "perturb": ("copy", "inplace"), "dtype": ("float32", "float64"), "residency": ("mapped", "widened"),
+           "compute": ("full", "bf16"), "checkpoint_store": ("ram", "bf16", "disk")}

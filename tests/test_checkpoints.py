@@ -28,8 +28,8 @@ def peak(**changes):
 
 
 EXACT = [dict(checkpoint_every=2), dict(checkpoint_every=3), dict(checkpoint_every=99), dict(stored_layers=2),
-         dict(stored_layers=5), dict(stored_layers=99), dict(checkpoint_every=3, stored_layers=2), dict(checkpoint_store="disk"),
-         dict(checkpoint_store="disk", checkpoint_every=2, stored_layers=1),
+         dict(stored_layers=5), dict(stored_layers=99), dict(checkpoint_every=3, stored_layers=2),
+         dict(checkpoint_store="disk"), dict(checkpoint_store="disk", checkpoint_every=2, stored_layers=1),
          dict(checkpoint_every=2, layers=(2, 4)), dict(stored_layers=1, layers=(3,))]
 
 

@@ -5,8 +5,9 @@ Shapes    x         : (C, H*E)     rows first, first + 1, ... of B*T; H heads of
           starts    : (C,)         where in its sequence the text of row n begins: 0, or more
                                    when several texts are packed into a sequence
 
-Forward   With t = n mod T - starts_n the position of row n of B*T, theta_i = base^(-2i/E) and phi = t theta_i, feature i of a
-          head is paired with feature i + E/2 (the "half" convention, not i with i+1):
+Forward   With t = n mod T - starts_n the position of row n of B*T, theta_i = base^(-2i/E) and
+          phi = t theta_i, feature i of a head is paired with feature i + E/2 (the "half" convention,
+          not i with i+1):
               out_i       = x_i cos phi - x_{i+E/2} sin phi
               out_{i+E/2} = x_{i+E/2} cos phi + x_i sin phi
 
