@@ -58,7 +58,7 @@ class TileBackward:
         with self.use("mid"), self.use("rstd2"):
             with self.use("gate") as gate, self.use("up") as up:
                 dact = self.linear("down", dx)                                   # (C, F)
-                swiglu.backward(self.team, gate, up, dact, gate, up)             # written over gate and up
+                swiglu.backward(self.team, gate, up, dact)                       # their gradients, in their place
                 self.arena.free(dact)
                 with self.reading("xn2"):
                     dxn2 = self.linear("gate", gate)                             # (C, D)

@@ -65,11 +65,11 @@ def compare(config, weights, runs, batch, rounds=3, progress=lambda text: None):
     batch   model.Batch
     rounds  timed steps of each method
     """
-    exact = reference_run(runs)
+    first, exact = next(filter(is_exact, runs), runs[0]), reference_run(runs)
     with ExitStack() as engines:
-        progress(f"a first step, by {exact.method}")
+        progress(f"a first step, by {first.method}")
         with ExitStack() as warm_up:
-            _measure(config, weights, exact, batch, warm_up)
+            _measure(config, weights, first, batch, warm_up)
         trim()
         contenders = []
         for run in runs:
@@ -92,9 +92,14 @@ def compare(config, weights, runs, batch, rounds=3, progress=lambda text: None):
         return contenders
 
 
+def is_exact(run):
+    """Whether the run's method gives the gradient itself and no estimate."""
+    return METHODS[run.method].exact
+
+
 def reference_run(runs):
     """The RunConfig whose gradient the others are held against: exact, and nothing in it is rounded."""
-    exact = next((run for run in runs if METHODS[run.method].exact), replace(runs[0], method="mesp-lean"))
+    exact = next(filter(is_exact, runs), replace(runs[0], method="mesp-lean"))
     return replace(exact, compute="full", checkpoint_store="ram")
 
 

@@ -145,8 +145,8 @@ def _swiglu(team, gate, up):
 
 
 def _swiglu_backward(team, dout, gate, up):
-    dgate, dup = np.empty_like(gate), np.empty_like(up)
-    swiglu.backward(team, dgate, dup, dout, gate, up)
+    dgate, dup = gate.copy(), up.copy()
+    swiglu.backward(team, dgate, dup, dout)
     return {"gate": dgate, "up": dup}
 
 

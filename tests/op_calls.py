@@ -102,7 +102,7 @@ CALLS = [
     Call(swiglu.silu, "out", out=(N, D), gate=(N, D)),
     Call(swiglu.product, "act", act=(N, D), silu=(N, D), up=(N, D)),
     Call(swiglu.forward, "act", act=(N, D), gate=(N, D), up=(N, D)),
-    Call(swiglu.backward, "dgate dup", dgate=(N, D), dup=(N, D), dact=(N, D), gate=(N, D), up=(N, D)),
+    Call(swiglu.backward, gate=(N, D), up=(N, D), dact=(N, D)),
     Call(dropout.forward, "out", others=DROPOUT, out=(N, D), x=(N, D)),
     Call(dropout.backward, adds="dx", others=DROPOUT, dx=(N, D), dout=(N, D)),
     Call(rounding.forward, "out", dtypes={"out": np.uint16}, out=(N, D), x=(N, D)),

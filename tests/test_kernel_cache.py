@@ -66,11 +66,13 @@ def test_a_changed_kernel_computes_the_change(a_copy, edit):
 
 
 def test_an_edit_while_a_process_runs_is_not_taken_for_what_it_runs(a_copy):
-    """GIVEN an op edited between its import and its first call THEN the next process computes the change."""
+    """GIVEN a number in an op edited between its import and its first call THEN the next process has the new one."""
     file = a_copy / "mesp_np" / "ops" / "residual.py"
-    changed = file.read_text().replace("out[n, d] += x[n, d]", "out[n, d] += 2 * x[n, d]")
-    assert first_kernel(f"open({str(file)!r}, 'w').write({changed!r})", a_copy)[0][0] == 2
-    assert first_kernel(root=a_copy)[0] == (3, 0)
+    twice = file.read_text().replace("out[n, d] += x[n, d]", "out[n, d] += 2 * x[n, d]")
+    file.write_text(twice)
+    edit = f"open({str(file)!r}, 'w').write({twice.replace('2 * x', '3 * x')!r})"
+    assert first_kernel(edit, a_copy)[0] == (3, 0)
+    assert first_kernel(root=a_copy)[0] == (4, 0)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits the size of files")

@@ -15,10 +15,10 @@ from mesp_np.prices import Prices
 from tests import small
 
 PLENTY = 10 ** 15
-SHAPE = 2, 70
+SHAPE = 1, 70
 CASES = {                       # layers, free disk, settings
     "adapters": (5, PLENTY, {}),
-    "no disk": (7, 0, {}),
+    "no disk": (6, 0, {}),
     "every weight": (4, PLENTY, {"trainable": "full"}),
     "clipped": (4, 0, {"optimizer": "adamw", "clip": 1.0}),
     "some layers": (5, PLENTY, {"layers": (1, 3)}),
@@ -81,13 +81,6 @@ def test_the_search_plans_a_part_of_what_there_is(monkeypatch):
     assert max(case.choose(budget).planned for budget in map(case.bytes, case.candidates)) < len(case.candidates) / 4
 
 
-def test_a_wrong_order_of_bytes_would_be_seen(case, monkeypatch):
-    """As when block inputs on the disk were held to take more than those in memory."""
-    right = planner._placements
-    monkeypatch.setattr(planner, "_placements", lambda *args: ((run, (-one, -two)) for run, (one, two) in right(*args)))
-    assert any(case.chosen_work(budget) != case.least_work(budget) for budget in case.budgets())
-
-
 @pytest.mark.parametrize("guess", [lambda *_: 0, lambda self, run: 10 ** 6 * run.stored_layers], ids=["none", "wild"])
 def test_wrong_guesses_cost_plans_and_no_time(monkeypatch, guess):
     monkeypatch.setattr(Prices, "extent", guess)
@@ -96,10 +89,19 @@ def test_wrong_guesses_cost_plans_and_no_time(monkeypatch, guess):
     assert [case.chosen_work(budget) for budget in case.budgets()] == list(map(case.least_work, case.budgets()))
 
 
+def test_a_wrong_order_of_bytes_would_be_seen(monkeypatch):
+    """As when block inputs on the disk were held to take more than those in memory."""
+    right = planner._placements
+    monkeypatch.setattr(planner, "_placements", lambda *args: ((run, (-one, -two)) for run, (one, two) in right(*args)))
+    monkeypatch.setattr(Prices, "extent", lambda *_: 0)
+    case = Case(monkeypatch)
+    assert any(case.chosen_work(budget) != case.least_work(budget) for budget in case.budgets())
+
+
 def test_a_larger_budget_is_never_slower(case):
     work = [case.chosen_work(budget) for budget in case.budgets()]
     work = [one for one in work if one is not None]
-    assert work == sorted(work, reverse=True) and len(set(work)) > 10
+    assert work == sorted(work, reverse=True) and len(set(work)) > 5
 
 
 @pytest.mark.parametrize("name", ["adapters", "no disk", "every weight", "clipped", "several batches"])
@@ -123,8 +125,9 @@ def test_what_is_chosen_runs_in_its_budget_and_in_no_byte_less(case):
             engine.step([batch], 1e-3)
             assert engine.arena.extent == chosen.figures.extent_bytes <= budget
             assert engine.arena.ledger.live_peak == chosen.figures.live_peak_bytes
-        with pytest.raises(ArenaFull), Engine(case.config, weights, chosen.run, chosen.figures.extent_bytes - 1) as tight:
-            tight.step([batch], 1e-3)
+        too_small = chosen.figures.extent_bytes - 1
+        with pytest.raises(ArenaFull), Engine(case.config, weights, chosen.run, too_small) as engine:
+            engine.step([batch], 1e-3)
 
 
 @pytest.mark.parametrize("disk", [PLENTY, 0])
@@ -163,7 +166,7 @@ def test_what_is_given_stays(monkeypatch, knob, value):
     free = planner.free_knobs({knob: value, "rank": 4})
     case = Case(monkeypatch, settings={knob: value}, free=free)
     assert set(free) == set(planner.KNOBS) - {knob}
-    assert len(case.candidates) > 3 and {getattr(one.run, knob) for one in case.candidates} == {value}
+    assert len(case.candidates) > 2 and {getattr(one.run, knob) for one in case.candidates} == {value}
     assert [case.chosen_work(budget) for budget in case.budgets()] == list(map(case.least_work, case.budgets()))
 
 
@@ -181,13 +184,14 @@ def test_rounded_checkpoints_are_never_chosen(case):
 
 
 def test_block_inputs_are_spaced_where_there_is_no_disk(monkeypatch):
-    spaced, on_disk = (Case(monkeypatch, 7, disk).candidates for disk in (0, PLENTY))
+    spaced, on_disk = (Case(monkeypatch, 6, disk).candidates for disk in (0, PLENTY))
     assert {one.run.checkpoint_every for one in spaced} == {1, 2, 3}
     assert {one.run.checkpoint_store for one in spaced} == {"ram"}
     assert {one.run.checkpoint_every for one in on_disk} == {1}
 
 
-@pytest.mark.parametrize("settings, update", [({}, "fused"), ({"clip": 1.0}, "after"), ({"grad_accumulation": 2}, "after")])
+@pytest.mark.parametrize("settings, update", [({}, "fused"), ({"clip": 1.0}, "after"),
+                                              ({"grad_accumulation": 2}, "after")])
 def test_the_update_is_fused_where_it_can_be(monkeypatch, settings, update):
     assert {one.run.update for one in Case(monkeypatch, settings=settings).candidates} == {update}
 

@@ -177,7 +177,7 @@ def _pattern(names):
 def _load(path):
     if not path.is_file():
         raise UserError(f"{path}: not found", "copy the tokenizer files of the model into its folder")
-    import tokenizers               # not before there is one: a plan reads none
+    import tokenizers  # not before there is one: a plan reads none
 
     try:
         return tokenizers.Tokenizer.from_file(str(path))

@@ -41,5 +41,5 @@ def _others(made):
         return "nothing is faster"
     budget, run, saved = made.larger
     changes = ", ".join(f"{name} {value}" for name, value in made.changes(run).items())
-    return (f"{made.slower:.2f} times the work of the fastest; with {budget / 2**20:,.1f} MiB: {100 * saved:.1f} % less "
-            f"({changes})")
+    return (f"{made.slower:.2f} times the work of the fastest; with {budget / 2**20:,.1f} MiB: "
+            f"{100 * saved:.1f} % less ({changes})")

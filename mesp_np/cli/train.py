@@ -59,7 +59,8 @@ def add_flags(parser):
 
 def run(args):
     saved = plan_file.load(args.plan) if args.plan else None
-    settings, config = _settings(args, saved)
+    settings = _settings(args, saved)
+    config = TrainConfig(**({"epochs": EPOCHS} if not args.iters else {}) | flags.given(args, TrainConfig))
     checkpoint = flags.checkpoint(args)
     plan_setup(checkpoint.config, settings, checkpoint.weights)       # refuses what does not fit, before data is read
     if saved:
@@ -75,7 +76,7 @@ def run(args):
     with make(console, live=True) as readout:
         _introduce(readout, checkpoint, settings, encoder, train, valid, batches)
         training = Run(checkpoint, settings, config, batches, held_out, run_dir, readout, args.adapter,
-                       {"data": str(_data(args))} | data_flags.settings(args), prompt)
+                       {"data": str(_data(args)), "plan": args.plan} | data_flags.settings(args), prompt)
         made = _choose(training, args, readout)
         summary = training.start()
     _conclude(console, summary, run_dir)
@@ -85,13 +86,11 @@ def run(args):
 
 
 def _settings(args, saved):
-    """RunConfig and TrainConfig from the flags, and from a SavedPlan if there is one."""
-    given, planned, budget = flags.given(args, RunConfig), {}, {}
-    if saved:
-        flags.expect_same(given, saved.run, saved.path, "the plan decides")
-        planned, budget = saved.run, {"memory_budget": saved.memory_budget}
-    length = {} if args.iters else {"epochs": EPOCHS}
-    return flags.run_config(args, **planned), TrainConfig(**length | budget | flags.given(args, TrainConfig))
+    """RunConfig from the flags, and from a SavedPlan if there is one."""
+    if not saved:
+        return flags.run_config(args)
+    flags.expect_same(flags.given(args, RunConfig), saved.run, saved.path, "the plan decides")
+    return flags.run_config(args, **saved.run)
 
 
 def _choose(training, args, readout):

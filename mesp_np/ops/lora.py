@@ -52,7 +52,7 @@ def backward_params(team, dA, dB, dh, dout, x, h, scale):
     """dA (R, I) += dh^T x and dB (O, R) += scale dout^T h."""
     expect((dh.shape[1], x.shape[1]), dA=dA)
     multiply(team, dA, dh.T, x, add=True)
-    multiply(team, dB.T, h.T, dout, add=True, scale=scale)      # dB^T: its long rows fill the vectors
+    multiply(team, dB, dout.T, h, add=True, scale=scale)
 
 
 def backward_input(team, dx, dh, A):

@@ -32,7 +32,7 @@ import numpy as np
 from mesp_np.ops import bf16, expect
 from mesp_np.ops.quant import factor
 
-ROWS, NARROW_ROWS, COLUMNS = 264, 66, 256       # of a tile at most; whole blocks
+ROWS, NARROW_ROWS, COLUMNS = 264, 132, 256      # of a tile at most; whole blocks
 DEPTH, STRIP = 512, 64
 BLOCK = 6                                       # rows of the output that are multiplied at once
 
@@ -43,7 +43,7 @@ def lend(team, weight_tile):
 
 
 def scratch_elements(width, compute="full"):
-    """Elements of one worker's scratch when K is `width` at most: packed pieces of b, and with bf16 rounded ones of a."""
+    """Elements of one worker's scratch when K is `width` at most: a packed piece of b, with bf16 a rounded one of a."""
     depth = min(DEPTH, width)
     return _packed_elements(depth) + (ROWS * depth if compute == "bf16" else 0)
 
@@ -77,16 +77,14 @@ def multiply(team, out, a, b, add=False, scale=1.0, rounded=False):
         scratch, (i, j) = team.weight_tile[worker], divmod(tile, across)
         first, last = (part * strips // across * STRIP for part in (j, j + 1))
         tile = (i * rows, min(i * rows + rows, M)), (first, min(last, N))
-        multiply_tile(out, a, factor(b.T if turned else b), turned, scratch, *_rounding(scratch, depth, rounded), *tile,
-                      depth, add, scale)
+        room = _room(scratch, depth) if rounded else None
+        multiply_tile(out, a, factor(b.T if turned else b), turned, scratch, room, *tile, depth, add, scale)
 
     team.run(out, -(-M // rows) * across, task, flops=2 * M * K * N)
 
 
-def _rounding(scratch, depth, rounded):
-    """(rounds, pairs): room for rounded pieces of a, one of the two or none."""
-    if not rounded:
-        return None, None
+def _room(scratch, depth):
+    """(ROWS, depth) for a rounded piece of a tile's rows; of uint32 for a back end that takes pairs."""
     start = _packed_elements(depth)
-    rounds = scratch[start:start + ROWS * depth].reshape(ROWS, depth)
-    return (rounds, None) if bf16.backend() == bf16.PLAIN else (None, rounds.view(np.uint32))
+    room = scratch[start:start + ROWS * depth].reshape(ROWS, depth)
+    return room if bf16.backend() == bf16.PLAIN else room.view(np.uint32)

@@ -25,7 +25,7 @@ from mesp_np.ops import kernel
 from mesp_np.ops.quant import number
 from mesp_np.ops.vectors import BYTE, FLOAT, INDEX, PLACE, VECTOR_BYTES, VECTORS, Code
 
-AHEAD = 8                # rows from a line that is moved to the one that is fetched meanwhile
+AHEAD = 8                # rows from one that is moved to the one that is fetched meanwhile
 HALF = ir.IntType(16)
 HALVES = {types.int16: 1, types.uint16: 2}             # as `quant.factor` passes them -> as `quant.number` calls them
 
@@ -34,19 +34,18 @@ HALVES = {types.int16: 1, types.uint16: 2}             # as `quant.factor` passe
 def pack(panels, source, turned, columns):
     """Fill panels (P, depth, WIDTH) with `columns` columns of `source`, a tuple that `part` made."""
     lanes, depth = VECTOR_BYTES // panels.itemsize, panels.shape[1]
-    width, across, down = VECTORS * lanes, 0, depth
-    if _in_line(source):
-        across = columns - columns % (lanes if turned else width)
-        down -= depth % lanes if turned else 0
-    for p in range(-(-across // width)):
-        if turned:
+    width, across = VECTORS * lanes, columns - columns % lanes if _in_line(source) else 0
+    down, count = depth - depth % lanes if turned else depth, -(-across // width)
+    if turned:
+        for p in range(count):
             for j in range(0, min(width, across - p * width), lanes):
                 for k in range(0, down, lanes):
                     _move_transposed(panels, p, k, j, source, p * width + j, k)
-    if not turned:
+    else:
         for k in range(depth):
-            for p in range(across // width):
-                _move_line(panels, p, k, source, k, p * width)
+            for p in range(count):
+                for j in range(0, min(width, across - p * width), lanes):
+                    _move_vector(panels, p, k, j, source, k, p * width + j)
     for j in range(-(-columns // width) * width):
         for k in range(down if j < across else 0, depth):
             if j >= columns:
@@ -148,7 +147,8 @@ class _Stored:
         if HALVES[dtype] == 2:
             return builder.bitcast(builder.shl(word, every(16)), floats)
         moved = builder.shl(builder.and_(word, every(0x7FFF)), every(13))
-        size = builder.bitcast(builder.fmul(builder.bitcast(moved, floats), floats([2.0 ** 112] * self.code.lanes)), words)
+        small = builder.bitcast(moved, floats)
+        size = builder.bitcast(builder.fmul(small, floats([2.0 ** 112] * self.code.lanes)), words)
         size = builder.select(builder.icmp_unsigned(">=", moved, every(0x7C00 << 13)),
                               builder.or_(moved, every(0x7F800000)), size)
         sign = builder.shl(builder.and_(word, every(0x8000)), every(16))
@@ -166,8 +166,8 @@ class _Stored:
             q = builder.zext(code.load(address, ir.VectorType(BYTE, lanes)), words)
         shift, first = self.arrays[2:]
         group = builder.sub(builder.lshr(builder.add(first, column), shift), builder.lshr(first, shift))
-        scale, bias = (code.filled(code.load(code.element(self.kinds[1], self.arrays[1], INDEX(i), row, group), code.number),
-                                   code.vector) for i in range(2))
+        places = (code.element(self.kinds[1], self.arrays[1], INDEX(i), row, group) for i in range(2))
+        scale, bias = (code.filled(code.load(place, code.number), code.vector) for place in places)
         return builder.fadd(builder.fmul(scale, builder.uitofp(q, code.vector)), bias)
 
     def _cast(self, vector):
@@ -179,20 +179,17 @@ class _Stored:
 
 
 @intrinsic
-def _move_line(typing_context, panels, p, k, source, row, column):
-    """panels[p, k, :] = source[row, column:column+WIDTH]; fetches what is moved AHEAD rows later."""
-    signature = types.void(panels, types.int64, types.int64, source, types.int64, types.int64)
+def _move_vector(typing_context, panels, p, k, j, source, row, column):
+    """panels[p, k, j:j+LANES] = source[row, column:column+LANES]; fetches what is moved AHEAD rows later."""
+    signature = types.void(panels, types.int64, types.int64, types.int64, source, types.int64, types.int64)
 
     def codegen(context, builder, signature, args):
-        panels_type, _, _, source_type, _, _ = signature.args
-        panels, p, k, source, row, column = args
+        panels_type, _, _, _, source_type, _, _ = signature.args
+        panels, p, k, j, source, row, column = args
         code = Code(context, builder, panels_type.dtype)
         stored = _Stored(code, source_type, source)
         code.prefetch(stored.address(builder.add(row, INDEX(AHEAD)), column))
-        for v in range(VECTORS):
-            offset = INDEX(v * code.lanes)
-            there = stored.numbers(row, builder.add(column, offset))
-            code.store(there, code.element(panels_type, panels, p, k, offset))
+        code.store(stored.numbers(row, column), code.element(panels_type, panels, p, k, j))
 
     return signature, codegen
 

@@ -108,7 +108,8 @@ def widen(out, stored):
         np.copyto(out, stored)
         return
     if isinstance(stored, Quantised):
-        _widen_codes(out, stored.codes.view(np.uint8), *_scales(stored), stored.bits, stored.group, stored.columns.start)
+        codes, first = stored.codes.view(np.uint8), stored.columns.start
+        _widen_codes(out, codes, *_scales(stored), stored.bits, stored.group, first)
     else:
         _widen_halves(out, stored.view(np.uint16), SCALE_FORMS[stored.dtype])
 

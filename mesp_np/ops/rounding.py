@@ -17,6 +17,7 @@ Source    IEEE 754 binary32, of which bfloat16 is the upper half.
 import numpy as np
 
 from mesp_np.ops import expect, kernel
+from mesp_np.ops.bf16 import upper_half
 
 
 def forward(team, out, x):
@@ -35,12 +36,7 @@ def widen_rows(team, out, stored):
 def _round(out, x, start, stop):
     for n in range(start, stop):
         for d in range(out.shape[1]):
-            bits = np.float32(x[n, d]).view(np.uint32)
-            if (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):              # a NaN stays one
-                out[n, d] = np.uint16(np.uint32(bits >> np.uint32(16)) | np.uint32(0x40))
-            else:
-                even = np.uint32(bits >> np.uint32(16)) & np.uint32(1)
-                out[n, d] = np.uint16(np.uint32(bits + np.uint32(0x7FFF) + even) >> np.uint32(16))
+            out[n, d] = np.uint16(upper_half(x[n, d]) >> np.uint32(16))
 
 
 @kernel

@@ -15,7 +15,7 @@ Backward  act is linear in up and in silu:
 Saved      gate, up (N, F) each
 Recomputed sig and silu, in passing: one exponential per element; act when the layer above
            wants it, one more pass
-Aliases    dgate may be gate and dup may be up: each element is read before it is written
+In place   the backward writes dgate over gate and dup over up: each element is read before it is written
 Cost       5 N F FLOPs forward, 10 N F backward, counting the exponential as one
 
 The exponential is `rowmath.exp`, and silu is rounded to the array's dtype before
@@ -47,10 +47,10 @@ def forward(team, act, gate, up):
     team.rows(_forward_rows, act, gate, up, flops=5)
 
 
-def backward(team, dgate, dup, dact, gate, up):
-    """dgate, dup (N, F) from dact; dgate may be gate itself, dup may be up."""
-    expect(dgate.shape, dup=dup, dact=dact, gate=gate, up=up)
-    team.rows(_backward_rows, dgate, dup, dact, gate, up, flops=10)
+def backward(team, gate, up, dact):
+    """gate becomes dgate and up becomes dup (N, F)."""
+    expect(gate.shape, up=up, dact=dact)
+    team.rows(_backward_rows, gate, up, dact, flops=10)
 
 
 @kernel
@@ -80,11 +80,11 @@ def _forward_rows(act, gate, up, start, stop):
 
 
 @kernel
-def _backward_rows(dgate, dup, dact, gate, up, start, stop):
+def _backward_rows(gate, up, dact, start, stop):
     one = dact.dtype.type(1)
     for n in range(start, stop):
         for f in range(dact.shape[1]):
             g, u, d = gate[n, f], up[n, f], dact[n, f]
             sig = _sigmoid(g)
-            dup[n, f] = d * (g * sig)
-            dgate[n, f] = d * u * sig * (one + g * (one - sig))
+            up[n, f] = d * (g * sig)
+            gate[n, f] = d * u * sig * (one + g * (one - sig))

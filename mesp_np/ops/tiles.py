@@ -10,12 +10,13 @@ as the registers hold, side by side for each k.  Then a panel is multiplied with
 BLOCK rows at a time (`micro.py`); it is read one line after another, from the nearest cache, and `a`
 where it stands.
 
-With --compute bf16 (`bf16.py`) both factors are rounded on the way, `a` into a buffer of the worker's:
-`rounds` where the numbers are multiplied as float32, `pairs` (the same bytes as uint32) where
-the CPU multiplies pairs of bfloat16.  Numba leaves out the branches of the one that is None.
+With --compute bf16 (`bf16.py`) both factors are rounded on the way, `a` into the worker's `room`: of float32
+where rounded numbers are multiplied as such, of uint32 where the CPU multiplies pairs of bfloat16.
 """
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from mesp_np.ops import kernel
 from mesp_np.ops.bf16 import pair, rounded
@@ -24,9 +25,11 @@ from mesp_np.ops.micro import multiply_block
 from mesp_np.ops.packing import pack, part
 from mesp_np.ops.vectors import VECTOR_BYTES, VECTORS
 
+SHALLOW = 32             # pieces up to this depth stay near as a whole strip; rows of the output are then walked along
+
 
 @kernel
-def multiply_tile(out, a, weight, turned, scratch, rounds, pairs, rows, columns, depth, add, scale):
+def multiply_tile(out, a, weight, turned, scratch, room, rows, columns, depth, add, scale):
     """The tile of out = a weight, or of out += scale a weight, with the summed axis in pieces of `depth`."""
     width, K = VECTORS * (VECTOR_BYTES // out.itemsize), a.shape[1]
     for k in range(0, K, depth):
@@ -34,23 +37,17 @@ def multiply_tile(out, a, weight, turned, scratch, rounds, pairs, rows, columns,
         panels = scratch[:deep * STRIP].reshape(STRIP // width, deep, width)
         edge = scratch[deep * STRIP:deep * STRIP + BLOCK * width].reshape(BLOCK, width)
         scales = scratch[(deep + BLOCK) * STRIP:]
-        if rounds is not None:
-            _round_rows(rounds, a, rows, ks)
-        if pairs is not None:
-            _pair_rows(pairs, a, rows, ks)
+        left, above, start = _left(a, room, rows, ks)
+        height = rows[1] - rows[0] if deep > SHALLOW else BLOCK
         for first in range(columns[0], columns[1], STRIP):
-            js = first, min(first + STRIP, columns[1])
-            source = part(weight, scales, js, ks) if turned else part(weight, scales, ks, js)
-            pack(panels, source, turned, js[1] - js[0])
-            for j in range(js[0], js[1], width):
-                panel, there = panels[(j - first) // width], (j, min(j + width, js[1]))
-                if rounds is not None:
-                    _round(panel)
-                    _multiply_panel(out, rounds, rows[0], 0, panel, edge, rows, there, add or k > 0, scale)
-                elif pairs is not None:
-                    _multiply_panel(out, pairs, rows[0], 0, _pair(panel), edge, rows, there, add or k > 0, scale)
-                else:
-                    _multiply_panel(out, a, 0, k, panel, edge, rows, there, add or k > 0, scale)
+            last = min(first + STRIP, columns[1])
+            source = part(weight, scales, (first, last), ks) if turned else part(weight, scales, ks, (first, last))
+            pack(panels, source, turned, last - first)
+            right = _right(panels[:-(-(last - first) // width)], room)
+            for i in range(rows[0], rows[1], height):
+                for j in range(first, last, width):
+                    _multiply_panel(out, left, above, start, right[(j - first) // width], edge,
+                                    (i, min(i + height, rows[1])), (j, min(j + width, last)), add or k > 0, scale)
 
 
 @kernel
@@ -72,39 +69,54 @@ def _multiply_panel(out, a, above, k, panel, edge, rows, columns, add, scale):
                     out[i + r, j + c] = edge[r, c]
 
 
-@kernel
-def _round_rows(rounds, a, rows, ks):
-    for i in range(rows[0], rows[1]):
-        for k in range(ks[0], ks[1]):
-            rounds[i - rows[0], k - ks[0]] = rounded(a[i, k])
+def _left(a, room, rows, ks):
+    """(factor, above, start): where a, rounded if need be, stands; its row i is i - above there, ks[0] is start."""
 
 
-@kernel
-def _round(panel):
-    for k in range(panel.shape[0]):
-        for j in range(panel.shape[1]):
-            panel[k, j] = rounded(panel[k, j])
+@overload(_left)
+def _left_by_back_end(a, room, rows, ks):
+    def plain(a, room, rows, ks):
+        return a, 0, ks[0]
+
+    def rounds(a, room, rows, ks):
+        for i in range(rows[0], rows[1]):
+            for k in range(ks[0], ks[1]):
+                room[i - rows[0], k - ks[0]] = rounded(a[i, k])
+        return room, rows[0], 0
+
+    def pairs(a, room, rows, ks):
+        for i in range(rows[0], rows[1]):
+            for k in range(ks[0], ks[1], 2):
+                odd = a[i, k + 1] if k + 1 < ks[1] else a.dtype.type(0)
+                room[i - rows[0], (k - ks[0]) // 2] = pair(a[i, k], odd)
+        return room, rows[0], 0
+
+    return plain if room == types.none else pairs if room.dtype == types.uint32 else rounds
 
 
-@kernel
-def _pair_rows(pairs, a, rows, ks):
-    """pairs[i, p] holds a's numbers 2p and 2p + 1 of this piece; after an odd last one stands a zero."""
-    for i in range(rows[0], rows[1]):
-        for k in range(ks[0], ks[1] - 1, 2):
-            pairs[i - rows[0], (k - ks[0]) // 2] = pair(a[i, k], a[i, k + 1])
-        if (ks[1] - ks[0]) % 2:
-            pairs[i - rows[0], (ks[1] - ks[0]) // 2] = pair(a[i, ks[1] - 1], a.dtype.type(0))
+def _right(panels, room):
+    """The panels, rounded in place if need be; a line of pairs is written after both of its lines were read."""
 
 
-@kernel
-def _pair(panel):
-    """Two lines of the panel become one of pairs, in its first half: a line is written after it was read."""
-    depth = panel.shape[0]
-    pairs = panel.view(np.uint32)[:(depth + 1) // 2]
-    for k in range(0, depth - 1, 2):
-        for j in range(panel.shape[1]):
-            pairs[k // 2, j] = pair(panel[k, j], panel[k + 1, j])
-    if depth % 2:
-        for j in range(panel.shape[1]):
-            pairs[depth // 2, j] = pair(panel[depth - 1, j], panel.dtype.type(0))
-    return pairs
+@overload(_right)
+def _right_by_back_end(panels, room):
+    def plain(panels, room):
+        return panels
+
+    def rounds(panels, room):
+        for p in range(panels.shape[0]):
+            for k in range(panels.shape[1]):
+                for j in range(panels.shape[2]):
+                    panels[p, k, j] = rounded(panels[p, k, j])
+        return panels
+
+    def pairs(panels, room):
+        paired, depth = panels.view(np.uint32), panels.shape[1]
+        for p in range(panels.shape[0]):
+            for k in range(0, depth, 2):
+                for j in range(panels.shape[2]):
+                    odd = panels[p, k + 1, j] if k + 1 < depth else panels.dtype.type(0)
+                    paired[p, k // 2, j] = pair(panels[p, k, j], odd)
+        return paired[:, :(depth + 1) // 2]
+
+    return plain if room == types.none else pairs if room.dtype == types.uint32 else rounds

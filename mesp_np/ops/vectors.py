@@ -57,7 +57,7 @@ class Code:
         """Have the line of memory fetched that will be read soon; an address that is not ours does no harm."""
         kind = ir.FunctionType(ir.VoidType(), [address.type] + 3 * [PLACE])
         fetch = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0i8")
-        self.builder.call(fetch, [address, PLACE(0), PLACE(3), PLACE(1)])                # to read, into all caches, data
+        self.builder.call(fetch, [address, PLACE(0), PLACE(3), PLACE(1)])            # to read, into all caches, data
 
     def shuffled(self, x, y, places):
         """The lanes at these places of x and y, one behind the other."""

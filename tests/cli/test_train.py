@@ -42,8 +42,9 @@ def test_run_folder(model, data, tmp_path, capsys):
 
 def test_logged_bytes_are_the_plans(model, data, tmp_path):
     assert train(model, data, tmp_path / "run", "--iters", "3") == 0
-    checkpoint = load(model)
-    run = RunConfig(seq=32, batch_size=2, rank=2)
+    checkpoint, settings = load(model), json.loads((tmp_path / "run" / "config.json").read_text())
+    chosen = {name: settings[name] for name in settings["chosen"]}
+    run = RunConfig(seq=32, batch_size=2, rank=2, **chosen)
     peaks = {plan_step(checkpoint.config, run, (2, T), checkpoint.weights).live_peak_bytes for T in (16, 32)}
     assert {line["live_peak_bytes"] for line in log(tmp_path / "run")} <= peaks
 

@@ -1,4 +1,4 @@
-"""Products of rounded numbers: the rounding, the plain back end, pairs by hand, and the instruction as it is assembled."""
+"""Products of rounded numbers: the rounding, the plain back end, pairs by hand, and the instruction itself."""
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -41,8 +41,8 @@ def plain(monkeypatch):
 
 
 def test_kernels_round_as_the_reference_does(rng):
-    special = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0x7F7FFFFF, 0x3F808000, 0x3F818000, 0x80008000, 1],
-                       np.uint32).view(np.float32)
+    special = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0x7F7FFFFF, 0x3F808000, 0x3F818000,
+                        0x80008000, 1], np.uint32).view(np.float32)
     for x in [*special, *rng.standard_normal(1000).astype(np.float32)]:
         ours, expected = np.float32(bf16.rounded(x)), rounded(np.array([x]))[0]
         assert ours == expected or np.isnan(ours) and np.isnan(expected)

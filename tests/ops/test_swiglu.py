@@ -32,20 +32,15 @@ def test_a_stored_silu_gives_the_same_bits(team, rng, dtype):
     op_checks.same_bits(stored, act)
 
 
-def test_alias(team, rng, dtype):
-    dact, gate, up = op_checks.normal(rng, dtype, *3 * [(7, 33)])
-    op_checks.alias(team, swiglu.backward, {"dact": dact, "gate": gate, "up": up}, {"dgate": "gate", "dup": "up"})
-
-
 @pytest.mark.parametrize("gate, silu, slope", [
     (0, 0, 0.5), (50, 50, 1), (-50, -50 * np.exp(-50), -49 * np.exp(-50)), (1000, 1000, 1), (-1000, 0, 0)])
 def test_far_out(team, dtype, gate, silu, slope):
     """silu and its slope at 0, where it is nearly linear or nearly gone, and where exp overflows."""
-    gate, one, out, dgate, dup = (np.full((1, 1), value, dtype) for value in (gate, 1, 9, 9, 9))
+    gate, up, one, out = (np.full((1, 1), value, dtype) for value in (gate, 1, 1, 9))
     swiglu.silu(team, out, gate)
-    swiglu.backward(team, dgate, dup, one, gate, one)
-    assert out[0, 0] == dup[0, 0] == pytest.approx(silu, rel=1e-6)
-    assert dgate[0, 0] == pytest.approx(slope, rel=1e-6)
+    swiglu.backward(team, gate, up, one)
+    assert out[0, 0] == up[0, 0] == pytest.approx(silu, rel=1e-6)
+    assert gate[0, 0] == pytest.approx(slope, rel=1e-6)
 
 
 def test_the_sigmoid_keeps_its_dtype():
