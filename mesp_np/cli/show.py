@@ -13,8 +13,10 @@ from rich.text import Text
 from mesp_np.errors import UsageError
 
 OPS = ("rmsnorm", "linear", "lora", "swiglu", "rope", "attention", "dropout", "residual", "embedding", "select",
-       "cross_entropy", "matmul", "quant", "rounding", "optim_steps", "noise", "fill", "rowmath")
-PARTS = ("block", "saved", "arena", "ledger", "team", "model", "process")
+       "cross_entropy", "matmul", "tiles", "packing", "micro", "vectors", "bf16", "quant", "rounding", "optim_steps",
+       "noise", "fill", "rowmath")
+PARTS = ("block", "block_backward", "saved", "arena", "placement", "ledger", "team", "model", "planner", "prices",
+         "process")
 METHODS = ("store", "store_lean", "mebp", "mesp", "mesp_store_h", "mesp_lean", "mezo")
 HEADING = re.compile(r"^[A-Z][A-Za-z]+(?: [a-z]+)?(?=\s{2,}|$)|^(Recomputed|Tiles)(?=\s)", re.MULTILINE)
 

@@ -1,0 +1,1 @@
+"""What tools/bench.py measures with: one module a system, and what they share."""
