@@ -51,7 +51,7 @@ def test_an_edit_makes_a_new_folder_and_clears_the_old(tmp_path):
     copy, base = tmp_path / "ops", (tmp_path / "kept",)
     shutil.copytree(ops.HERE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     first = compiling.cache_folder(ops.digest(copy), base)
-    assert compiling.cache_folder(ops.LOADED, base) == first
+    assert compiling.cache_folder(ops.digest(copy), base) == first
     (copy / "quant.py").write_text((copy / "quant.py").read_text() + "\n")
     assert compiling.cache_folder(ops.digest(copy), base) != first and not Path(first).exists()
 
@@ -87,9 +87,10 @@ def test_a_cache_that_cannot_be_written_is_told_in_one_line(tmp_path, setup):
     assert str(place) in told or "File too large" in told
 
 
-def test_the_users_own_place_for_kernels_is_taken_and_an_edit_shows_there_too(tmp_path):
-    assert [first_kernel(NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2)] == [((2, 0), ""), ((2, 1), "")]
-    assert [path.name for path in tmp_path.iterdir()] == [f"kernels-{ops.LOADED}"]
+def test_the_users_own_place_for_kernels_is_taken_by_the_same_rule(a_copy):
+    place, digest = a_copy / "own", ops.digest(a_copy / "mesp_np" / "ops")
+    assert [first_kernel(root=a_copy, NUMBA_CACHE_DIR=str(place)) for _ in range(2)] == [((2, 0), ""), ((2, 1), "")]
+    assert [path.name for path in place.iterdir()] == [f"kernels-{digest}"]
 
 
 def test_kernels_call_each_other_and_are_made_once():
