@@ -35,12 +35,12 @@ def test_command_lines_parse(line, monkeypatch):
 
 
 def test_flags_exist(capsys):
-    """Every --flag in a table or a sentence is a flag of some command."""
+    """Every --flag in a table or a sentence is a flag of some command; tools have their own."""
     for name in COMMANDS:
         with pytest.raises(SystemExit):
             main([name, "--help"])
     known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
-    assert set(re.findall(r"--[a-z][a-z-]*", "\n".join(SPANS))) <= known
+    assert set(re.findall(r"--[a-z][a-z-]*", "\n".join(span for span in SPANS if "tools/" not in span))) <= known
 
 
 def test_it_speaks_of_every_command_and_is_finished():
