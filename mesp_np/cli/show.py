@@ -13,8 +13,8 @@ from rich.text import Text
 from mesp_np.errors import UsageError
 
 OPS = ("rmsnorm", "linear", "lora", "swiglu", "rope", "attention", "dropout", "residual", "embedding", "select",
-       "cross_entropy", "matmul", "tiles", "packing", "micro", "vectors", "bf16", "quant", "rounding", "optim_steps",
-       "noise", "fill", "rowmath")
+       "cross_entropy", "matmul", "bf16", "quant", "rounding", "optim_steps", "noise", "fill", "rowmath")
+KERNELS = ("tiles", "packing", "micro", "vectors", "compiling")
 PARTS = ("block", "block_backward", "saved", "arena", "placement", "ledger", "team", "model", "planner", "prices",
          "process")
 METHODS = ("store", "store_lean", "mebp", "mesp", "mesp_store_h", "mesp_lean", "mezo")
@@ -28,7 +28,7 @@ def add_flags(parser):
 def run(args):
     console = Console()
     if args.name is None:
-        for title, names in (("ops", OPS), ("engine", PARTS), ("methods", METHODS)):
+        for title, names in (("ops", OPS), ("kernels", KERNELS), ("engine", PARTS), ("methods", METHODS)):
             console.print(f"[bold]{title:8}[/] {'  '.join(name.replace('_', '-') for name in names)}", highlight=False)
         return
     module = find(args.name)
@@ -41,7 +41,7 @@ def run(args):
 def find(name):
     """The module of this name.  Raises UsageError when there is none."""
     plain = name.replace("-", "_")
-    for names, package in ((OPS, "mesp_np.ops."), (PARTS, "mesp_np."), (METHODS, "mesp_np.methods.")):
+    for names, package in ((OPS + KERNELS, "mesp_np.ops."), (PARTS, "mesp_np."), (METHODS, "mesp_np.methods.")):
         if plain in names:
             return importlib.import_module(package + plain)
     raise UsageError(f"there is nothing to show for {name!r}", "`mesp-np show` lists what there is")

@@ -119,7 +119,8 @@ def test_gradcheck_usage(capsys):
     assert main(["gradcheck", "block", "lora"]) == 2
 
 
-@pytest.mark.parametrize("name", [*show_command.OPS, *show_command.PARTS, *show_command.METHODS, "mesp-lean"])
+@pytest.mark.parametrize("name", [*show_command.OPS, *show_command.KERNELS, *show_command.PARTS, *show_command.METHODS,
+                                  "mesp-lean"])
 def test_show(name, capsys):
     assert main(["show", name]) == 0
     assert len(capsys.readouterr().out) > 300
@@ -127,8 +128,8 @@ def test_show(name, capsys):
 
 def test_show_lists_every_op(capsys):
     from pathlib import Path
-    files = {path.stem for path in Path(lora.__file__).parent.glob("*.py")} - {"__init__", "compiling"}
-    assert set(show_command.OPS) == files
+    files = {path.stem for path in Path(lora.__file__).parent.glob("*.py")} - {"__init__"}
+    assert {*show_command.OPS, *show_command.KERNELS} == files
     assert main(["show"]) == 0 and main(["show", "nonsense"]) == 2
 
 
