@@ -200,5 +200,6 @@ class Block:
 
     def attention_shape(self, tile):
         """(B, H, T, S): the tile's sequences, heads, queries in each, and keys before their end."""
-        (first, last, _), T = tile.queries.indices(self.T), tile.sequences.stop - tile.sequences.start
-        return T, self.config.num_attention_heads, last - first, last
+        sequences, queries = tile.sequences, tile.queries
+        return (sequences.stop - sequences.start, self.config.num_attention_heads, queries.stop - queries.start,
+                queries.stop)

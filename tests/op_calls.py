@@ -106,7 +106,6 @@ CALLS = [
     Call(dropout.forward, "out", others=DROPOUT, out=(N, D), x=(N, D)),
     Call(dropout.backward, adds="dx", others=DROPOUT, dx=(N, D), dout=(N, D)),
     Call(rounding.forward, "out", dtypes={"out": np.uint16}, out=(N, D), x=(N, D)),
-    Call(rounding.widen_rows, "out", dtypes={"stored": np.uint16}, out=(N, D), stored=(N, D)),
     Call(residual.forward, adds="out", out=(N, D), x=(N, D)),
     Call(embedding.forward, "out", others=IDS, free="table.0", out=(N, D), table=(V, D)),
     Call(embedding.backward, adds="dtable", others=IDS, free="dtable.0", dtable=(V, D), dout=(N, D)),

@@ -83,15 +83,14 @@ def _forward(engine, inputs):
             x = block.through(x)
             continue
         keep = _kept(engine, block.index)
+        if not keep and (block.index - frozen) % engine.run.checkpoint_every:
+            passes.append(Pass(block, None, None))
+            x = block.through(x)
+            continue
         arena.rename(x, f"layer.{block.index}.x", "kept" if keep else "checkpoint")
         out, saved = block.forward(x, keep)
-        if keep:
-            passes.append(Pass(block, checkpoints.in_memory(x), saved))
-        elif (block.index - frozen) % engine.run.checkpoint_every == 0:
-            passes.append(Pass(block, engine.checkpoints.put(block.index, x), None))
-        else:
-            arena.free(x)
-            passes.append(Pass(block, None, None))
+        take = checkpoints.in_memory(x) if keep else engine.checkpoints.put(block.index, x)
+        passes.append(Pass(block, take, saved if keep else None))
         x = out
     return arena.rename(x, "final.x", "temp"), passes
 

@@ -75,7 +75,7 @@ def multiply(team, out, a, b, add=False, scale=1.0, rounded=False):
     def task(worker, tile):
         from mesp_np.ops.tiles import multiply_tile
         scratch, (i, j) = team.weight_tile[worker], divmod(tile, across)
-        first, last = (part * strips // across * STRIP for part in (j, j + 1))
+        first, last = (-(-part * strips // across) * STRIP for part in (j, j + 1))      # the wider ones first
         tile = (i * rows, min(i * rows + rows, M)), (first, min(last, N))
         room = _room(scratch, depth) if rounded else None
         multiply_tile(out, a, factor(b.T if turned else b), turned, scratch, room, *tile, depth, add, scale)

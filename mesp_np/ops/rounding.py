@@ -1,9 +1,9 @@
-"""Rounding to bfloat16 and back, row by row: half the bytes for what can bear it.
+"""Rounding to bfloat16, row by row: half the bytes for what can bear it.
 
 Shapes    out    : (N, D)    bfloat16 bits, as uint16
           x      : (N, D)
 
-Forward   out_nd = the bfloat16 nearest to x_nd, ties to even (`quant.py` says how)
+Forward   out_nd = the bfloat16 nearest to x_nd, ties to even; `quant.widen` is the way back
 
 Backward  not differentiated: what is rounded is a copy kept for later, not a part of the model
 
@@ -26,21 +26,8 @@ def forward(team, out, x):
     team.rows(_round, out, x, flops=0)
 
 
-def widen_rows(team, out, stored):
-    """out (N, D) = the numbers that the bits stand for, exactly."""
-    expect(stored.shape, out=out)
-    team.rows(_widen, out, stored, flops=0)
-
-
 @kernel
 def _round(out, x, start, stop):
     for n in range(start, stop):
         for d in range(out.shape[1]):
             out[n, d] = np.uint16(upper_half(x[n, d]) >> np.uint32(16))
-
-
-@kernel
-def _widen(out, stored, start, stop):
-    for n in range(start, stop):
-        for d in range(out.shape[1]):
-            out[n, d] = np.uint32(np.uint32(stored[n, d]) << np.uint32(16)).view(np.float32)

@@ -56,7 +56,8 @@ class PyTorch:
         return loss
 
     def gradients(self, variant, path):
-        """The loss; the gradient, or MeZO's estimate of it, goes into a file."""
+        """The loss; the gradient, or MeZO's estimate of it along the same z for every variant, goes into a file."""
+        self.seed = 0
         if MEZO in variant:
             loss, slope = self._slope(variant)
             made = {name: slope * z for (name, _), z in zip(self.adapters.items(), self._noise())}
