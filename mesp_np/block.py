@@ -164,9 +164,8 @@ class Block:
         p = self.layer.linear[key]
 
         def make(tile, out, x, h=None):
-            linear.forward(self.team, out, x, p.weight.value, p.bias and p.bias.value)
-            if p.lora:
-                lora.forward(self.team, out, h, p.lora.B.value, p.lora.scale)
+            plus = p.lora and lora.added(h, p.lora.B.value, p.lora.scale)
+            linear.forward(self.team, out, x, p.weight.value, p.bias and p.bias.value, plus)
 
         return make
 

@@ -8,7 +8,7 @@ where it reads it, and gets what was kept, or what its recipe makes again.
 from contextlib import contextmanager, nullcontext
 
 from mesp_np.block import HIDDEN, READS
-from mesp_np.ops import attention, dropout, linear, lora, rmsnorm, rope, swiglu
+from mesp_np.ops import attention, dropout, linear, lora, matmul, rmsnorm, rope, swiglu
 from mesp_np.ops.fill import fill
 
 
@@ -110,9 +110,10 @@ class TileBackward:
             add = dx is not None
             if not add:
                 dx = self.arena.alloc("d" + source, (len(dout), p.weight.value.shape[1]))     # (C, I)
-            linear.backward_input(self.team, dx, dout, p.weight.value, add=add)
-            if p.lora:
-                self.adapter_input(key, dx, dh, p.lora.A.value)
+            plus = p.lora and lora.backward_added(dh, p.lora.A.value)
+            linear.backward_input(self.team, dx, dout, p.weight.value, add, None if self.block.dropout else plus)
+            if plus and self.block.dropout:
+                self.dropped(key, dx, plus)
         return dx
 
     @contextmanager
@@ -137,15 +138,11 @@ class TileBackward:
         if p.bias and p.bias.trainable:
             linear.backward_bias(team, p.bias.grad, dout)
 
-    def adapter_input(self, key, dx, dh, A):
-        """dx (C, I) += dh A; with dropout, where the forward left nothing out."""
+    def dropped(self, key, dx, product):
+        """dx (C, I) += a product, where the forward left nothing out of what an adapter reads."""
         mask = self.block.dropout
-        if not mask:
-            lora.backward_input(self.team, dx, dh, A)
-            return
         with self.arena.temp("ddropped", dx.shape) as dy:                        # (C, I)
-            fill(self.team, dy, 0)
-            lora.backward_input(self.team, dy, dh, A)
+            matmul.multiply(self.team, dy, *product)
             dropout.backward(self.team, dx, dy, mask.key(self.block.index, key), mask.rate, self.tile.rows.start)
 
     def norm(self, norm, source, statistics, dout, dx):

@@ -29,6 +29,7 @@ from mesp_np.ops.optim_steps import add_squares
 from mesp_np.optim import Optimizer, clip_factor
 from mesp_np.params import build, phantom_weights, trainable
 from mesp_np.placement import SCHEDULES, keep
+from mesp_np.process import collector_paused
 from mesp_np.team import Team
 
 
@@ -75,6 +76,7 @@ class Engine:
         """How many numbers are trained."""
         return sum(p.value.size for p in self.parameters)
 
+    @collector_paused()
     def step(self, window, rate):
         """One update from a window of batches (gradient accumulation); returns a StepResult.
 

@@ -80,7 +80,7 @@ def _linear_backward(team, dout, x, weight, bias):
 
 def _lora(team, x, A, B, scale):
     h = _made(lora.project, team, (len(x), len(A)), x, A)
-    return _made(lora.forward, team, (len(x), len(B)), h, B, scale)
+    return _made(matmul.multiply, team, (len(x), len(B)), *lora.added(h, B, scale))
 
 
 def _lora_backward(team, dout, x, A, B, scale):
@@ -88,7 +88,7 @@ def _lora_backward(team, dout, x, A, B, scale):
     dh = _made(lora.backward_hidden, team, h.shape, dout, B, scale)
     dA, dB = np.zeros_like(A), np.zeros_like(B)
     lora.backward_params(team, dA, dB, dh, dout, x, h, scale)
-    return {"x": _made(lora.backward_input, team, x.shape, dh, A), "A": dA, "B": dB}
+    return {"x": _made(matmul.multiply, team, x.shape, *lora.backward_added(dh, A)), "A": dA, "B": dB}
 
 
 def _rmsnorm(team, x, weight, eps):

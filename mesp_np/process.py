@@ -10,8 +10,9 @@ anonymous ones, those that no other process shares; pages of weights are not tol
 """
 
 import ctypes
+import gc
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,3 +92,15 @@ def _memory_elsewhere():
 
     found = psutil.Process().memory_full_info()
     return Memory(found.rss, found.uss)
+
+
+@contextmanager
+def collector_paused():
+    """Python's collector of cycles waits: within a step it would walk through all objects of the process."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -37,7 +37,7 @@ def test_rope_dropped_from_the_rebuild(monkeypatch):
 def test_bias_dropped_from_the_rebuild(monkeypatch):
     plain = linear.forward
     _only_in_rebuilds(monkeypatch, linear, "forward",
-                      lambda team, out, x, weight, bias=None: plain(team, out, x, weight))
+                      lambda team, out, x, weight, bias=None, plus=None: plain(team, out, x, weight, None, plus))
     assert worst_error() > 1e-2
 
 

@@ -25,22 +25,21 @@ Cost       2 N I O FLOPs forward, the same for dx, the same again for dW
 Source    Qwen2.5: q, k and v have biases, the other projections none.
 """
 
-
 from mesp_np.ops import expect, kernel
 from mesp_np.ops.matmul import multiply
 
 
-def forward(team, out, x, weight, bias=None):
-    """out (N, O) = x (N, I) weight^T + bias."""
-    _multiply(team, out, x, weight.T)
+def forward(team, out, x, weight, bias=None, plus=None):
+    """out (N, O) = x (N, I) weight^T + bias, and the product `plus` (a, b, scale) if there is one (`lora.py`)."""
+    _multiply(team, out, x, weight.T, plus=plus)
     if bias is not None:
         expect(out.shape[1:], bias=bias)
         team.rows(_add_bias, out, bias, flops=1)
 
 
-def backward_input(team, dx, dout, weight, add=False):
-    """dx (N, I) = dout (N, O) weight, or dx += that."""
-    _multiply(team, dx, dout, weight, add)
+def backward_input(team, dx, dout, weight, add=False, plus=None):
+    """dx (N, I) = dout (N, O) weight, or dx += that; and the product `plus` (a, b, scale) if there is one."""
+    _multiply(team, dx, dout, weight, add, plus)
 
 
 def backward_weight(team, dweight, dout, x):
@@ -54,8 +53,8 @@ def backward_bias(team, dbias, dout):
     team.rows(_sum_rows, dbias, dout, width=dout.shape[0], flops=1)
 
 
-def _multiply(team, out, a, b, add=False):
-    multiply(team, out, a, b, add, rounded=team.compute == "bf16")
+def _multiply(team, out, a, b, add=False, plus=None):
+    multiply(team, out, a, b, add=add, rounded=team.compute == "bf16", plus=plus)
 
 
 @kernel

@@ -27,8 +27,7 @@ Source    Hu et al., LoRA, arXiv 2106.09685, section 4.1; names and orientation 
           rank-stabilised scale: Kalajdzievski, arXiv 2312.03732.
 """
 
-
-from mesp_np.ops import expect, kernel
+from mesp_np.ops import expect
 from mesp_np.ops.matmul import multiply
 
 
@@ -37,31 +36,23 @@ def project(team, h, x, A):
     multiply(team, h, x, A.T)
 
 
-def forward(team, out, h, B, scale):
-    """out (N, O) += scale h B^T."""
-    multiply(team, out, h, B.T, add=True, scale=scale)
+def added(h, B, scale):
+    """The product scale h B^T that out (N, O) has beside the frozen layer's: `plus` for `linear.forward`."""
+    return h, B.T, scale
 
 
 def backward_hidden(team, dh, dout, B, scale):
     """dh (N, R) = scale dout B."""
-    multiply(team, dh, dout, B)
-    team.rows(_scale, dh, dh.dtype.type(scale), flops=1)
+    multiply(team, dh, dout, B, scale)
 
 
 def backward_params(team, dA, dB, dh, dout, x, h, scale):
     """dA (R, I) += dh^T x and dB (O, R) += scale dout^T h."""
     expect((dh.shape[1], x.shape[1]), dA=dA)
     multiply(team, dA, dh.T, x, add=True)
-    multiply(team, dB, dout.T, h, add=True, scale=scale)
+    multiply(team, dB, dout.T, h, scale, add=True)
 
 
-def backward_input(team, dx, dh, A):
-    """dx (N, I) += dh A."""
-    multiply(team, dx, dh, A, add=True)
-
-
-@kernel
-def _scale(out, scale, start, stop):
-    for n in range(start, stop):
-        for r in range(out.shape[1]):
-            out[n, r] *= scale
+def backward_added(dh, A):
+    """The product dh A that dx (N, I) has beside the frozen layer's: `plus` for `linear.backward_input`."""
+    return dh, A, 1.0

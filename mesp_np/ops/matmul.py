@@ -2,8 +2,9 @@
 
 Shapes    out : (M, N)    a : (M, K)    b : (K, N), dense or a stored weight (`quant.py`)
 
-Forward   out_mn  = sum_k a_mk b_kn             (add=False)
+Forward   out_mn  = scale sum_k a_mk b_kn       (add=False)
           out_mn += scale sum_k a_mk b_kn       (add=True)
+          and then, where a second product is given, out_mn += its scale sum_k a'_mk b'_kn
 
 Backward  With dout = dL/dout: da = dout b^T and db = a^T dout, since
           d out_mn / d a_mk = b_kn and d out_mn / d b_kn = a_mk.
@@ -13,7 +14,9 @@ Backward  With dout = dL/dout: da = dout b^T and db = a^T dout, since
 Tiles     out is cut into tiles for the workers, K into pieces of about DEPTH, a tile into strips
           of STRIP columns.  A worker packs a piece of a strip of b (`packing.py`), straight from its stored
           form, and multiplies it with the tile's rows of a (`tiles.py`, `micro.py`).  A weight is
-          never dense as a whole: a worker holds DEPTH * STRIP of its numbers.
+          never dense as a whole: a worker holds DEPTH * STRIP of its numbers.  A second product is added
+          to a tile right after the first, while the tile is near: a product with few k, as an adapter's,
+          would spend its time on reading out and writing it again.
 
 Bits      Each out_mn is summed on its own, over k from first to last, piece by piece, and the pieces depend
           on K alone.  So a row's result does not depend on the other rows of the call, nor a
@@ -27,12 +30,14 @@ Source    the product by blocks of Goto and van de Geijn, Anatomy of high-perfor
           multiplication, 2008.
 """
 
+from functools import cache
+
 import numpy as np
 
 from mesp_np.ops import bf16, expect
 from mesp_np.ops.quant import factor
 
-ROWS, NARROW_ROWS, COLUMNS = 264, 132, 256      # of a tile at most; whole blocks
+ROWS, NARROW_ROWS, STRIPS = 264, 132, 4         # of a tile at most; whole blocks
 DEPTH, STRIP = 512, 64
 BLOCK = 6                                       # rows of the output that are multiplied at once
 
@@ -59,28 +64,52 @@ def piece_depth(K):
     return min(K, 32 * -(-K // (32 * pieces)))
 
 
-def multiply(team, out, a, b, add=False, scale=1.0, rounded=False):
-    """out = a b, or out += scale a b; `rounded`: of a and b rounded to bfloat16 (`bf16.py`).
+def multiply(team, out, a, b, scale=1.0, add=False, rounded=False, plus=None):
+    """out = scale a b, or out += scale a b; `rounded`: of a and b rounded to bfloat16 (`bf16.py`).
 
     out (M, N), a (M, K), b (K, N); views are fine, and quick where out's rows are contiguous.
-    `scale` goes with `add` only, and `rounded` with float32.
+    `plus` is a second product (a', b', scale'), never rounded, which is added.  `rounded` goes with float32 only.
     """
-    (M, K), N = a.shape, b.shape[1]
-    expect((M, N), out=out)
-    expect((K, N), b=b)
-    rows, strips = (ROWS, -(-N // STRIP)) if N > STRIP else (NARROW_ROWS, 1)
-    across, depth = min(strips, 4 * -(-N // (4 * COLUMNS))), piece_depth(K)
-    turned, scale = b.strides[0] < b.strides[1], out.dtype.type(scale)
+    M, N = out.shape
+    products = [_Product(out, a, b, scale, add, rounded)] + ([_Product(out, *plus, True)] if plus else [])
+    rows, edges = ROWS if N > STRIP else NARROW_ROWS, _edges(N)
+    across = len(edges) - 1
 
     def task(worker, tile):
-        from mesp_np.ops.tiles import multiply_tile
-        scratch, (i, j) = team.weight_tile[worker], divmod(tile, across)
-        first, last = (-(-part * strips // across) * STRIP for part in (j, j + 1))      # the wider ones first
-        tile = (i * rows, min(i * rows + rows, M)), (first, min(last, N))
-        room = _room(scratch, depth) if rounded else None
-        multiply_tile(out, a, factor(b.T if turned else b), turned, scratch, room, *tile, depth, add, scale)
+        i, j = divmod(tile, across)
+        for product in products:
+            product.tile(team.weight_tile[worker], (i * rows, min(i * rows + rows, M)), (edges[j], edges[j + 1]))
 
-    team.run(out, -(-M // rows) * across, task, flops=2 * M * K * N)
+    team.run(out, -(-M // rows) * across, task, flops=sum(product.flops for product in products))
+
+
+class _Product:
+    """out = scale a b, or out += scale a b, ready to be worked out for one tile after another."""
+
+    def __init__(self, out, a, b, scale, add, rounded=False):
+        (M, K), N = a.shape, b.shape[1]
+        expect((M, N), out=out)
+        expect((K, N), b=b)
+        turned = b.strides[0] < b.strides[1]
+        self.flops, self.rounded, self.depth = 2 * M * K * N, rounded, piece_depth(K)
+        self.factors = out, a, factor(b.T if turned else b), turned
+        self.how = self.depth, add, out.dtype.type(scale)
+
+    def tile(self, scratch, rows, columns):
+        """The tile, with the worker's scratch."""
+        from mesp_np.ops.tiles import multiply_tile
+        room = _room(scratch, self.depth) if self.rounded else None
+        multiply_tile(*self.factors, scratch, room, rows, columns, *self.how)
+
+
+@cache
+def _edges(N):
+    """Where N columns are cut: into tiles of STRIPS strips, then narrower ones, so that the workers end together."""
+    edges = [0]
+    while edges[-1] < N:
+        left = -(-(N - edges[-1]) // STRIP)
+        edges.append(min(N, edges[-1] + STRIP * min(STRIPS, -(-left // STRIPS))))
+    return edges
 
 
 def _room(scratch, depth):

@@ -4,7 +4,7 @@ Shapes    out   : (BLOCK, WIDTH)    a block of the output
           a     : (BLOCK, depth)    rows of the first factor, wherever they stand
           panel : (depth, WIDTH)    columns of the second factor, side by side for each k
 
-Forward   out_ij = sum_k a_ik panel_kj, or out_ij += scale times that
+Forward   out_ij = scale sum_k a_ik panel_kj, or out_ij += that
 
           The block's sums stay in registers: BLOCK rows of VECTORS vectors.  For each k the kernel
           loads VECTORS vectors of the panel, fills one vector with a_ik, and multiplies and adds
@@ -35,7 +35,7 @@ llvm.initialize_native_asmparser()               # without it, inline assembly e
 
 @intrinsic
 def multiply_block(typing_context, out, i, j, a, row, k, rows, panel, depth, add, scale):
-    """out[i:i+BLOCK, j:j+WIDTH] = a[row:row+BLOCK, k:k+depth] panel[:depth], or += scale times that.
+    """out[i:i+BLOCK, j:j+WIDTH] = scale a[row:row+BLOCK, k:k+depth] panel[:depth], or += that.
 
     `rows` of a block are there, BLOCK or fewer; the last one stands in for those that are not, and is written
     as often, each time the same.
@@ -76,15 +76,15 @@ def _sums(code, starts, stride, panel, depth, kind, step):
 
 
 def _put(code, sums, corners, add, scale):
-    """Into the output, at these corners of its rows: the sums, or what is there plus scale times the sums."""
-    builder = code.builder
+    """Into the output, at these corners of its rows: scale times the sums, or what is there plus that."""
+    builder, scales = code.builder, code.filled(scale, code.vector)
     places = [(sums[r][v], builder.gep(corners[r], [INDEX(v * VECTOR_BYTES)]))
               for r, v in product(range(BLOCK), range(VECTORS))]
+    for place, _ in places:
+        builder.store(builder.fmul(scales, builder.load(place)), place)
     with builder.if_then(add):
-        scales = code.filled(scale, code.vector)
         for place, address in places:
-            scaled = builder.fmul(scales, builder.load(place))
-            builder.store(builder.fadd(code.load(address, code.vector), scaled), place)
+            builder.store(builder.fadd(code.load(address, code.vector), builder.load(place)), place)
     for place, address in places:
         code.store(builder.load(place), address)
 

@@ -30,7 +30,7 @@ SHALLOW = 32             # pieces up to this depth stay near as a whole strip; r
 
 @kernel
 def multiply_tile(out, a, weight, turned, scratch, room, rows, columns, depth, add, scale):
-    """The tile of out = a weight, or of out += scale a weight, with the summed axis in pieces of `depth`."""
+    """The tile of out = scale a weight, or of out += that, with the summed axis in pieces of `depth`."""
     width, K = VECTORS * (VECTOR_BYTES // out.itemsize), a.shape[1]
     for k in range(0, K, depth):
         ks, deep = (k, min(k + depth, K)), min(depth, K - k)
@@ -64,7 +64,7 @@ def _multiply_panel(out, a, above, k, panel, edge, rows, columns, add, scale):
         for r in range(high):
             for c in range(wide):
                 if add:
-                    out[i + r, j + c] += scale * edge[r, c]
+                    out[i + r, j + c] += edge[r, c]
                 else:
                     out[i + r, j + c] = edge[r, c]
 

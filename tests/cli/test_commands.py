@@ -102,8 +102,8 @@ def test_gradcheck_json_and_exit_code(capsys, monkeypatch):
     result = as_json(capsys, "gradcheck", "op", "lora")
     assert result["checks"] and all(set(check) == {"max_relative_error", "tolerance", "passed"}
                                     for check in result["checks"].values())
-    plain = lora.backward_input
-    monkeypatch.setattr(lora, "backward_input", lambda team, dx, dh, A: plain(team, dx, dh, -A))
+    plain = lora.backward_added
+    monkeypatch.setattr(lora, "backward_added", lambda dh, A: plain(dh, -A))
     assert main(["gradcheck", "op", "lora"]) == 1
     assert "FAILED" in capsys.readouterr().out
 

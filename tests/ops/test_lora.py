@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from mesp_np.ops import lora
+from mesp_np.ops.matmul import multiply
 from tests import op_checks
 
 SCALE = 2.5
@@ -14,7 +15,7 @@ def test_forward(team, rng, dtype, N, I, O, R):                         # noqa: 
     x, A, B, base = op_checks.normal(rng, dtype, (N, I), (R, I), (O, R), (N, O))
     h, out = np.empty((N, R), dtype), base.copy()
     lora.project(team, h, x, A)
-    lora.forward(team, out, h, B, SCALE)
+    multiply(team, out, *lora.added(h, B, SCALE), add=True)
     op_checks.forward(out, lambda base, x, A, B: base + SCALE * (x @ A.T) @ B.T, base, x, A, B)
 
 
@@ -26,11 +27,11 @@ def test_backward(team, rng, dtype):
     """Against the formulas of PEFT's layer, y = s B A x."""
     dout, x, A, B = op_checks.normal(rng, dtype, (7, 5), (7, 33), (3, 33), (5, 3))
     h, dh = np.empty((2, 7, 3), dtype)
-    dx, dA, dB = np.zeros_like(x), np.zeros_like(A), np.zeros_like(B)
+    dx, dA, dB = np.empty_like(x), np.zeros_like(A), np.zeros_like(B)
     lora.project(team, h, x, A)
     lora.backward_hidden(team, dh, dout, B, SCALE)
     lora.backward_params(team, dA, dB, dh, dout, x, h, SCALE)
-    lora.backward_input(team, dx, dh, A)
+    multiply(team, dx, *lora.backward_added(dh, A))
     op_checks.forward(dA, lambda dout, x, B: SCALE * (dout @ B).T @ x, dout, x, B)
     op_checks.forward(dB, lambda dout, x, A: SCALE * dout.T @ (x @ A.T), dout, x, A)
     op_checks.forward(dx, lambda dout, A, B: SCALE * dout @ B @ A, dout, A, B)
@@ -42,7 +43,7 @@ def test_a_fresh_adapter_changes_nothing(team, rng, dtype):
     B, out, (h, dh) = np.zeros((5, 3), dtype), base.copy(), np.empty((2, 7, 3), dtype)
     dA, dB = np.zeros_like(A), np.zeros_like(B)
     lora.project(team, h, x, A)
-    lora.forward(team, out, h, B, SCALE)
+    multiply(team, out, *lora.added(h, B, SCALE), add=True)
     lora.backward_hidden(team, dh, dout, B, SCALE)
     lora.backward_params(team, dA, dB, dh, dout, x, h, SCALE)
     op_checks.same_bits(out, base)

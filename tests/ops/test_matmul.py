@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from mesp_np.ops.matmul import COLUMNS, DEPTH, ROWS, multiply, piece_depth
+from mesp_np.ops.matmul import DEPTH, ROWS, STRIP, STRIPS, multiply, piece_depth
 from mesp_np.ops.quant import round_bf16, widen
 from tests import op_checks, quantised
 
+COLUMNS = STRIPS * STRIP                 # of the widest tile
 SHAPES = [(6, 16, 8), (7, 33, 5), (1, 1, 1), (ROWS + 1, 3, COLUMNS + 1), (2, DEPTH + 1, 130),
           (ROWS, 2 * DEPTH, COLUMNS)]
 
@@ -24,6 +25,27 @@ def test_forward_add(team, rng, dtype, M, K, N):
     out = base.copy()
     multiply(team, out, a, b, add=True, scale=0.7)
     op_checks.forward(out, lambda base, a, b: base + 0.7 * (a @ b), base, a, b)
+
+
+def test_forward_with_a_scale(team, rng, dtype):
+    """K in several pieces, each scaled."""
+    a, b, out = op_checks.normal(rng, dtype, (7, 2 * DEPTH), (2 * DEPTH, 20), (7, 20))
+    multiply(team, out, a, b, scale=0.7)
+    op_checks.forward(out, lambda a, b: 0.7 * (a @ b), a, b)
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_a_second_product_is_added_as_by_itself(team, rng, dtype, add):
+    """To the bit, at every tile; and its FLOPs are counted."""
+    shape = ROWS + 1, 3 * COLUMNS + 9
+    a, b, x, y, base = op_checks.normal(rng, dtype, (shape[0], 40), (40, shape[1]), (shape[0], 8), (shape[1], 8), shape)
+    together, apart = base.copy(), base.copy()
+    team.flops.clear()
+    multiply(team, together, a, b, add=add, plus=(x, y.T, 0.7))
+    assert team.flops.total() == 2 * shape[0] * shape[1] * 48
+    multiply(team, apart, a, b, add=add)
+    multiply(team, apart, x, y.T, 0.7, add=True)
+    op_checks.same_bits(together, apart)
 
 
 def test_gradient():
