@@ -144,8 +144,9 @@ def _accumulate(logits, largest, total, shrink, losses, labels, first, start, st
 @kernel
 def _shrink_rows(dx, shrink, start, stop):
     for c in range(start, stop):
-        for d in range(dx.shape[1]):
-            dx[c, d] *= shrink[c]
+        if shrink[c] != 1:                           # by which the bits would stay
+            for d in range(dx.shape[1]):
+                dx[c, d] *= shrink[c]
 
 
 @kernel
