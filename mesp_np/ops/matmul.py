@@ -30,7 +30,7 @@ Source    the product by blocks of Goto and van de Geijn, Anatomy of high-perfor
           multiplication, 2008.
 """
 
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -90,16 +90,20 @@ class _Product:
         (M, K), N = a.shape, b.shape[1]
         expect((M, N), out=out)
         expect((K, N), b=b)
-        turned = b.strides[0] < b.strides[1]
-        self.flops, self.rounded, self.depth = 2 * M * K * N, rounded, piece_depth(K)
-        self.factors = out, a, factor(b.T if turned else b), turned
-        self.how = self.depth, add, out.dtype.type(scale)
+        self.out, self.a, self.b, self.rounded = out, a, b, rounded
+        self.flops, self.depth, self.add, self.scale = 2 * M * K * N, piece_depth(K), add, out.dtype.type(scale)
+
+    @cached_property
+    def weight(self):
+        """(what `factor` makes of b, whether b is stored turned); not for a phantom."""
+        turned = self.b.strides[0] < self.b.strides[1]
+        return factor(self.b.T if turned else self.b), turned
 
     def tile(self, scratch, rows, columns):
         """The tile, with the worker's scratch."""
         from mesp_np.ops.tiles import multiply_tile
         room = _room(scratch, self.depth) if self.rounded else None
-        multiply_tile(*self.factors, scratch, room, rows, columns, *self.how)
+        multiply_tile(self.out, self.a, *self.weight, scratch, room, rows, columns, self.depth, self.add, self.scale)
 
 
 @cache

@@ -96,8 +96,10 @@ def test_an_engine_on_codes_gives_the_bits_of_one_on_the_dense_weights(tmp_path,
     assert results(config, loaded, **changes) == results(config, dense, **changes)
 
 
-def test_phantom_codes_have_the_shapes_and_the_bytes_of_the_file(path):
-    loaded = folder.load(path)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_phantom_codes_have_the_shapes_and_the_bytes_of_the_file(tmp_path, bits):
+    config = config_of(bits=bits)
+    loaded = folder.load(written(tmp_path / "model", quantised.weights(config), config))
     phantoms = phantom_weights(loaded.config, np.float16)
     for name, stored in loaded.weights.items():
         assert type(stored) is type(phantoms[name])
