@@ -177,11 +177,16 @@ class Arena:
 
     @contextmanager
     def _placing(self, part, places):
-        """`places` in the free list's place, for a part that leaves live what it found.  Raises ArenaLeak."""
+        """`places` in the free list's place, for a part that leaves live what it found.
+
+        Raises ArenaLeak when more is live at its end, ArenaError when less is.
+        """
         found, self._places = set(self._names), places
         yield places
         self._places = self._list
         self._expect_only(found, part)
+        if gone := found - self._names:
+            raise ArenaError(f"{', '.join(sorted(gone))} was there before {part} and is gone")
 
     def result(self, array):
         """Declare an array the result of the innermost scope: its caller frees it."""

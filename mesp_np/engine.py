@@ -12,7 +12,7 @@ Parts of the work that leave live what they found have their tensors placed as a
 """
 
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +54,16 @@ class Engine:
         self.method = methods.find(run.method, run.keep)
         self.arena = Arena(capacity, np.dtype(run.dtype), poison)
         self.team = Team(run.threads, run.compute)
+        with ExitStack() as undo:
+            undo.callback(self.team.close)
+            self._fill(weights)
+            undo.pop_all()
+        self.setup_events = self.arena.ledger.events
+        self.arena.ledger.restart()
+
+    def _fill(self, weights):
+        """What lives as long as the engine: parameters, optimizer states, the workers' scratch, the model."""
+        config, run = self.config, self.run
         self.checkpoints = checkpoints.STORES[run.checkpoint_store](self.arena, self.team)
         self.steps = 0
         params = build(self.arena, self.team, config, weights, run)
@@ -61,8 +71,6 @@ class Engine:
         self.optimizer = Optimizer(self.arena, self.team, self.parameters, run)
         self._lend_scratch()
         self.model = Model(config, params, run, self.arena, self.team)
-        self.setup_events = self.arena.ledger.events
-        self.arena.ledger.restart()
 
     def __enter__(self):
         return self
@@ -82,8 +90,8 @@ class Engine:
 
         The loss is the mean over all trained tokens of the window, whatever batch they are in.
         Where the norm is not finite nothing moves.
-        Raises UserError for a batch that does not fit the model.  An engine whose step raised
-        anything else (ArenaFull, an interrupt) is spent: its arena is as it was then.
+        Raises UserError for a batch that does not fit the model, and nothing has changed.  An engine whose
+        step raised anything else (ArenaFull, a full disk, an interrupt) is spent: its arena is as it was then.
         """
         self._begin(window)
         self.arena.stage("forward")
@@ -230,10 +238,8 @@ class Engine:
             p.grad = None
 
     def _lend_scratch(self):
-        c, run = self.config, self.run
-        width = max(c.hidden_size, c.intermediate_size, c.query_width, c.vocab_size, run.batch_size * run.seq)
-        size = matmul.scratch_elements(width, run.compute)
-        matmul.lend(self.team, self.arena.alloc("team.weight_tile", (run.threads, size), category="weight_tile"))
+        shape = self.run.threads, matmul.scratch_elements(self.run.compute)
+        matmul.lend(self.team, self.arena.alloc("team.weight_tile", shape, category="weight_tile"))
 
 
 PARTS = {                               # of the work, that leave live what they found -> what has one in it

@@ -88,7 +88,7 @@ def check_gradient(name, function, inputs, gradients, tolerance, exhaustive, rng
 def equipped_team(threads=1, dtype=np.float64, compute="full"):
     """A team with scratch of its own, for work outside an arena."""
     team = Team(threads, compute)
-    matmul.lend(team, np.empty((threads, matmul.scratch_elements(matmul.DEPTH, compute)), dtype))
+    matmul.lend(team, np.empty((threads, matmul.scratch_elements(compute)), dtype))
     return team
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mesp_np.block import Block, Dropout
-from mesp_np.ops import cross_entropy, embedding, linear, rmsnorm, rope, select
+from mesp_np.ops import bf16, cross_entropy, embedding, linear, rmsnorm, rope, select
 from mesp_np.ops.cross_entropy import IGNORE
 from mesp_np.ops.fill import fill
 from mesp_np.params import put
@@ -174,6 +174,8 @@ class Model:
         self._sum_over_vocabulary(x, dx if streamed else None, logits, part, largest, total, shrink)
         if streamed:
             embedding.forward(self.team, x, part.targets, self.params.head.value)      # x is free now
+            if self.team.compute == "bf16":
+                bf16.round_rows(self.team, x)
             cross_entropy.combine(self.team, dx, x, total, scale)
         elif gradient:
             self._gradient_over_vocabulary(x, dx, logits, part, largest, scale)

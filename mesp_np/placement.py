@@ -118,7 +118,9 @@ class Follower:
 
     def free(self, offset):
         """The end of the life of the tensor at an offset."""
-        number = self._numbers.pop(offset)
+        number = self._numbers.pop(offset, None)
+        if number is None:
+            raise OffPlan("is not one of the plan's tensors")
         if self._plan.deaths[number] != self._clock:
             raise OffPlan(f"is freed at event {self._clock}; the plan frees it at {self._plan.deaths[number]}")
         self._clock += 1

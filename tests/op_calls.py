@@ -4,6 +4,7 @@ import numpy as np
 
 from mesp_np.ops import (
     attention,
+    bf16,
     cross_entropy,
     dropout,
     embedding,
@@ -103,6 +104,7 @@ CALLS = [
     Call(swiglu.backward, gate=(N, D), up=(N, D), dact=(N, D)),
     Call(dropout.forward, "out", others=DROPOUT, out=(N, D), x=(N, D)),
     Call(dropout.backward, adds="dx", others=DROPOUT, dx=(N, D), dout=(N, D)),
+    Call(bf16.round_rows, x=(N, D)),
     Call(rounding.forward, "out", dtypes={"out": np.uint16}, out=(N, D), x=(N, D)),
     Call(residual.forward, adds="out", out=(N, D), x=(N, D)),
     Call(embedding.forward, "out", others=IDS, free="table.0", out=(N, D), table=(V, D)),

@@ -6,11 +6,11 @@ from mesp_np.batch import Batch
 from mesp_np.config import ModelConfig, RunConfig
 from mesp_np.data.rows import Source, Writer
 from mesp_np.engine import Engine, plan_step
-from mesp_np.methods import backprop
+from mesp_np.methods import METHODS, backprop
 from mesp_np.ops.cross_entropy import IGNORE
 from mesp_np.ops.quant import round_bf16
 
-EXACT = ("store", "mebp", "mesp-store-h", "mesp", "mesp-lean")
+EXACT = tuple(name for name, method in METHODS.items() if method.exact)
 
 
 def model_config(**changes):

@@ -322,6 +322,22 @@ def test_what_a_part_leaves_is_named():
             arena.detach(arena.alloc("gate", (3, 5)))
 
 
+@both
+def test_a_part_may_not_free_what_was_there_before(capacity):
+    """Nor does a rehearsal pass, from which a schedule would be made."""
+    rehearsal, arena = Arena(), Arena(capacity)
+    before = [each.alloc("before", (16,)) for each in (rehearsal, arena)]
+    with pytest.raises(ArenaError, match="before was there before a part and is gone"):
+        with rehearsal.rehearse("a part"):
+            rehearsal.free(rehearsal.alloc("one", (16,)))
+            rehearsal.free(before[0])
+    with Arena().rehearse("a part") as recorder:
+        pass
+    with pytest.raises(ArenaError, match="before: is not one of the plan's tensors"):
+        with arena.follow("a part", recorder.schedule):
+            arena.free(before[1])
+
+
 def test_a_part_that_does_not_fit_does_not_begin():
     with (phantom_arena := Arena()).rehearse("a part") as recorder:
         part(phantom_arena)

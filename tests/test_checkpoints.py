@@ -89,6 +89,18 @@ def test_a_full_disk_is_one_clear_line(monkeypatch):
         gradients(checkpoint_store="disk")
 
 
+def test_a_file_that_became_shorter_is_one_clear_line(monkeypatch):
+    plain = checkpoints.OnDisk._read
+
+    def cut(self, index, x):
+        self.file.truncate(index * x.nbytes + 8)
+        plain(self, index, x)
+
+    monkeypatch.setattr(checkpoints.OnDisk, "_read", cut)
+    with pytest.raises(UserError, match="a checkpoint of 7,488 B cannot be read again .*the file has become shorter"):
+        gradients(checkpoint_store="disk")
+
+
 def test_the_file_is_gone_afterwards(monkeypatch):
     made = []
     plain = checkpoints.tempfile.TemporaryFile

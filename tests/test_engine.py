@@ -1,5 +1,6 @@
 """What an engine refuses to compute, and windows of batches that differ in shape."""
 
+import threading
 import tracemalloc
 
 import numpy as np
@@ -26,6 +27,26 @@ def test_a_batch_that_does_not_fit_is_refused(ids, labels, words):
             with pytest.raises(UserError, match=words):
                 action()
         assert engine.step([good], rate=0.1) == other.step([good], rate=0.1) and engine.steps == 1
+
+
+def test_nothing_is_left_of_an_engine_that_cannot_be_made():
+    before = threading.active_count()
+    with pytest.raises(UserError, match="--layers names 9"):
+        plan_step(small.model_config(), small.run_config(layers=(9,), threads=3))
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and threading.active_count() > before:
+            thread.join(timeout=10)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("changes, shape", [(dict(rank=100), (3, 13)), (dict(trainable="full"), (20, 13))], ids=str)
+def test_products_may_be_deeper_than_the_model_is_wide(changes, shape):
+    """The rank, or the rows of a batch, can be the axis that is summed."""
+    config, run = small.model_config(), small.run_config(row_tile=1024, **changes)
+    plan = plan_step(config, run, shape)
+    with Engine(config, small.weights(config), run, plan.extent_bytes) as engine:
+        engine.step([small.batch(config, *shape)], rate=0.1)
+        assert engine.arena.ledger.live_peak == plan.live_peak_bytes
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -29,12 +29,11 @@ def closed_form(config, run):
                    H=config.num_attention_heads, E=config.head_dim, Q=config.query_width, KV=config.key_width,
                    R=run.rank, V=config.vocab_size, W1=threads, moments=2 if run.optimizer == "adamw" else 0)
     variant, size = run.loss_tile()
-    width = max(letters[letter] for letter in "DFQV")
     letters["C"] = min(run.row_tile // T * T or run.row_tile, B * T)
     letters["W"] = min(size, letters["V"])
     letters["CL"] = min(run.row_tile if variant == "vocab" else size or B * T, B * T)
     letters["scores"] = attention.backward_scratch(min(T, letters["C"]), T, config.head_dim)
-    letters["weight_tile"] = scratch_elements(max(width, B * T))
+    letters["weight_tile"] = scratch_elements()
     evaluate(methods.__doc__, letters)
     letters["head"] = letters["head_vocab" if variant == "vocab" else "head_rows"]
     evaluate(methods.METHODS[run.method].about, letters)

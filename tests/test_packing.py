@@ -35,10 +35,11 @@ def alone(ids, labels):
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, PADDED], ids=str)
+@pytest.mark.parametrize("row_tile", [256, 3])
 @pytest.mark.parametrize("method", small.EXACT)
-def test_loss_and_gradients_are_those_of_the_texts_alone(lengths, method):
+def test_loss_and_gradients_are_those_of_the_texts_alone(lengths, method, row_tile):
     texts = [text(length, seed) for seed, length in enumerate(lengths)]
-    with small.engine(dtype="float64", method=method) as engine:
+    with small.engine(dtype="float64", method=method, row_tile=row_tile) as engine:
         whole, gradients = engine.evaluate(packed(*texts)), engine.gradients(packed(*texts))
         parts = [engine.evaluate(alone(*each)) for each in texts]
         sums = [{name: len(each[0]) * grad for name, grad in engine.gradients(alone(*each)).items()} for each in texts]

@@ -1,9 +1,12 @@
 """Row tiles are a setting of the run: in each size all methods have the same bits, and only kept tensors are whole."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from mesp_np import saved
+from mesp_np.block import NAMES
 from mesp_np.config import PRESETS, RunConfig
 from mesp_np.engine import plan_step
 from mesp_np.ops import rope
@@ -95,3 +98,13 @@ def test_tiles_are_whole_sequences_or_parts_of_one(B, T, most, expected):
     assert all(tile.keys.stop == tile.rows.stop for tile in found)
     rows = [(b, t) for tile in found for b in range(B)[tile.sequences] for t in range(T)[tile.queries]]
     assert rows == [(b, t) for b in range(B) for t in range(T)]
+
+
+def test_how_often_the_leanest_method_makes_a_tensor():
+    """In a layer's backward, replay included: what a large product gives once; norms and x A^T where they are read."""
+    plan = plan_step(small.model_config(), small.run_config(method="mesp-lean"))
+    made = Counter(event.name.removeprefix("layer.1.") for event in plan.ledger.events
+                   if event.verb == "alloc" and event.stage == "backward" and event.name.startswith("layer.1."))
+    forward = {name: count for name, count in made.items() if name in NAMES}
+    assert forward == dict.fromkeys("xn1 xn2".split(), 3) | dict.fromkeys("hq hk hv ho hg hu".split(), 2) | \
+        dict.fromkeys("rstd1 q k v ctx mid rstd2 gate up act hd".split(), 1)

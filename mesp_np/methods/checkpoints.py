@@ -4,14 +4,16 @@
     bf16   in the arena, rounded to bfloat16: half of that.  The replay then starts from other numbers
            than the forward had, so the gradient is no longer exact (`compare` measures by how much)
     disk   in a temporary file, one slot a layer.  Its pages belong to the system's cache, not to
-           this process, and the system is told that they are not needed soon
+           this process, and the system is told that they are not needed soon.  (Where the folder
+           for temporary files is itself in memory, as a tmpfs is, nothing is saved by that.)
 
 `put(index, x)` takes an input over and returns the function that gives it back.
 """
 
+import errno
 import os
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 
@@ -76,20 +78,27 @@ class OnDisk(InMemory):
         return x
 
     def _write(self, index, x):
-        try:
+        with self._told_of(x, "written", "free space there, or set TMPDIR to another folder"):
             self.file = self.file or tempfile.TemporaryFile()
             self.file.seek(index * x.nbytes)
             self.file.write(x)
             self.file.flush()
-        except OSError as error:
-            raise UserError(f"{tempfile.gettempdir()}: a checkpoint of {x.nbytes:,} B cannot be written "
-                            f"({error.strerror})", "free space there, or set TMPDIR to another folder") from None
         self._drop_pages(index, x)
 
     def _read(self, index, x):
-        self.file.seek(index * x.nbytes)
-        self.file.readinto(x)
+        with self._told_of(x, "read again", "set TMPDIR to another folder"):
+            self.file.seek(index * x.nbytes)
+            if self.file.readinto(x) != x.nbytes:
+                raise OSError(errno.EIO, "the file has become shorter")
         self._drop_pages(index, x)
+
+    @contextmanager
+    def _told_of(self, x, what, hint):
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"{tempfile.gettempdir()}: a checkpoint of {x.nbytes:,} B cannot be {what} "
+                            f"({error.strerror})", hint) from None
 
     def _drop_pages(self, index, x):
         with suppress(AttributeError, OSError):          # advice that only some systems take

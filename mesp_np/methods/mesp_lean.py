@@ -1,9 +1,9 @@
 """mesp-lean: the least that does not cost a second full forward.  Ours, beyond the paper.
 
 The replay makes keys and values alone, which every tile needs of those before it.  All the rest is
-built in the backward, a tile of rows at a time: once, because nothing of it was built before.  So the
-replay and the rebuilds together repeat a forward but for down_proj's product, as the other
-methods' replays do, and no tensor of all rows but k and v is ever made.
+built in the backward, a tile of rows at a time.  Every large product of the forward but down_proj's is
+repeated once, as in the other methods' replays; norms and the small x A^T are formed again wherever they
+are read, a quarter of a percent more work.  No tensor of all rows but k and v is ever made.
 Bytes are for Qwen2.5-0.5B, B=1, T=256, r=8.
 
     tensor      shape           bytes   kept?  why

@@ -1,9 +1,10 @@
 """One file an operation: derivation, forward, backward, kernels.
 
-Every public function takes the team first, then outputs, then inputs, then sizes.
+Every function that computes takes the team first, then outputs, then inputs, then sizes.
 It checks shapes (in a plan too, so planning is also shape checking) and then calls
 kernels: scalar loops over a row range that allocate nothing and write only to their
-outputs.  Ops never see the arena: they get arrays.
+outputs.  (`matmul.py`'s work on tiles, in the CPU's vectors, with a worker's scratch.)
+Ops never see the arena: they get arrays.
 
 A kernel is compiled when it first runs, and not before then is Numba imported
 (`compiling.py`): a plan, which runs none, starts without it.

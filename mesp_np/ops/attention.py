@@ -29,13 +29,13 @@ Recomputed without p: a row tile of p at a time from q and k, by the forward's o
            nothing of shape (T, S) exists; five products in the backward instead of four
 Cost       4 B H T S E FLOPs forward and 8 backward, about half of it skipped as masked
 
-Tiles     TILE query rows at a time, and fewer when there are so many keys that a tile would hold more than
-          SCORES numbers: scratch does not grow with S but for S E numbers.  A tile multiplies only with the
-          keys up to its last row; the tiles above the diagonal are never formed.  (Keys before starts are:
-          what is computed depends on shapes, never on the data, so that a plan can count it.)  With p kept, tiles
-          are written into p; else into a worker's scratch: the same calls on the same shapes,
-          so the same bits.  The backward runs over (sequence, key/value head): the sums
-          over t and over the G heads then have one author and one order.
+Tiles     TILE query rows at a time, and fewer, down to 16, when there are so many keys that a tile would hold
+          more than SCORES numbers: up to S = SCORES / 16 scratch grows by S E numbers alone.  A tile
+          multiplies only with the keys up to its last row; the tiles above the diagonal are never formed.
+          (Keys before starts are: what is computed depends on shapes, never on the data, so that a
+          plan can count it.)  With p kept, tiles are written into p; else into a worker's scratch: the
+          same calls on the same shapes, so the same bits.  The backward runs over (sequence, key/value
+          head): the sums over t and over the G heads then have one author and one order.
 
 Source    Vaswani et al., arXiv 1706.03762, eq. 1; grouped heads: Ainslie et al., arXiv
           2305.13245; scale, mask and head order as in transformers' Qwen2.

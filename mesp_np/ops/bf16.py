@@ -12,7 +12,10 @@ Forward   out_mn = sum_k r(a_mk) r(b_kn),  r the nearest bfloat16, ties to even
           score of 100 into a third of a probability.
 
 Backward  of the rounded product with respect to its rounded inputs, as `matmul.py` has it, its inputs
-          rounded in turn; the rounding itself counts as the identity (straight-through)
+          rounded in turn; the rounding itself counts as the identity (straight-through).  Where a part
+          of such a product is taken by itself, as the row of the head's weight that belongs to a
+          target, it is rounded as the product has it (`round_rows`): what is left of a difference
+          must not be the difference of two roundings.
 
 Saved      nothing
 Recomputed nothing
@@ -38,6 +41,18 @@ def backend():
     """The name of what multiplies rounded numbers on this CPU: an instruction, or PLAIN."""
     from mesp_np.ops.vectors import FEATURES
     return next((name for feature, name in INSTRUCTIONS.items() if feature in FEATURES), PLAIN)
+
+
+def round_rows(team, x):
+    """x (N, D), in place, as a large product would round it: every number the nearest bfloat16."""
+    team.rows(_round_rows, x, flops=0)
+
+
+@kernel
+def _round_rows(x, start, stop):
+    for n in range(start, stop):
+        for d in range(x.shape[1]):
+            x[n, d] = rounded(x[n, d])
 
 
 @kernel

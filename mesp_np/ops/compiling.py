@@ -1,6 +1,7 @@
-"""How kernels are compiled, kept on disk, and counted: the one place that imports Numba.
+"""How kernels are compiled, kept on disk, and counted.
 
-It takes half a second and 60 MB to import, so `ops.kernel` does that when a kernel first runs.
+Numba takes half a second and 60 MB to import, so `ops.kernel` imports this when a kernel first runs.  (`tiles.py` and
+the files it stands on write code for Numba, and are imported as late.)
 
 Numba keeps what it has compiled, but looks only at the file that a kernel stands in: after an
 edit to a function that it calls from another file, it would go on with the old code.  So the

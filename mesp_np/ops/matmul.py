@@ -34,7 +34,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from mesp_np.ops import bf16, expect
+from mesp_np.ops import ShapeError, bf16, expect
 from mesp_np.ops.quant import factor
 
 ROWS, NARROW_ROWS, STRIPS = 264, 132, 4         # of a tile at most; whole blocks
@@ -47,10 +47,9 @@ def lend(team, weight_tile):
     team.weight_tile = weight_tile
 
 
-def scratch_elements(width, compute="full"):
-    """Elements of one worker's scratch when K is `width` at most: a packed piece of b, with bf16 a rounded one of a."""
-    depth = min(DEPTH, width)
-    return _packed_elements(depth) + (ROWS * depth if compute == "bf16" else 0)
+def scratch_elements(compute="full"):
+    """Elements of one worker's scratch: a packed piece of b, with bf16 a rounded one of a."""
+    return _packed_elements(DEPTH) + (ROWS * DEPTH if compute == "bf16" else 0)
 
 
 def _packed_elements(depth):
@@ -69,6 +68,7 @@ def multiply(team, out, a, b, scale=1.0, add=False, rounded=False, plus=None):
 
     out (M, N), a (M, K), b (K, N); views are fine, and quick where out's rows are contiguous.
     `plus` is a second product (a', b', scale'), never rounded, which is added.  `rounded` goes with float32 only.
+    Raises ShapeError when the shapes do not fit together, or K is 0, TypeError when a and out are of two dtypes.
     """
     M, N = out.shape
     products = [_Product(out, a, b, scale, add, rounded)] + ([_Product(out, *plus, True)] if plus else [])
@@ -90,6 +90,10 @@ class _Product:
         (M, K), N = a.shape, b.shape[1]
         expect((M, N), out=out)
         expect((K, N), b=b)
+        if not K:
+            raise ShapeError(f"a has shape {a.shape}: nothing to sum")
+        if a.dtype != out.dtype:
+            raise TypeError(f"a is {a.dtype}, out {out.dtype}")
         self.out, self.a, self.b, self.rounded = out, a, b, rounded
         self.flops, self.depth, self.add, self.scale = 2 * M * K * N, piece_depth(K), add, out.dtype.type(scale)
 

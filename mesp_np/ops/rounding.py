@@ -3,7 +3,7 @@
 Shapes    out    : (N, D)    bfloat16 bits, as uint16
           x      : (N, D)
 
-Forward   out_nd = the bfloat16 nearest to x_nd, ties to even; `quant.widen` is the way back
+Forward   out_nd = the bfloat16 nearest to x_nd (as a float32), ties to even; `quant.widen` is the way back
 
 Backward  not differentiated: what is rounded is a copy kept for later, not a part of the model
 

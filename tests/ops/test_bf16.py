@@ -9,6 +9,7 @@ from numba.core.registry import cpu_target
 
 from mesp_np.config import RunConfig
 from mesp_np.errors import UsageError
+from mesp_np.generate import generator
 from mesp_np.gradcheck import equipped_team
 from mesp_np.ops import bf16, linear, lora, matmul, micro, vectors
 from mesp_np.ops.matmul import BLOCK, DEPTH, ROWS, multiply
@@ -101,16 +102,22 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(team, rng, monkeypa
 
 
 def test_large_products_are_rounded_and_those_with_the_rank_are_not(team, rng):
-    x, dout, weight, A = op_checks.normal(rng, np.float32, (9, 40), (9, 24), (24, 40), (4, 40))
-    out, dx, dweight, h = (np.zeros(shape, np.float32) for shape in ((9, 24), (9, 40), (24, 40), (9, 4)))
-    linear.forward(team, out, x, weight)
-    linear.backward_input(team, dx, dout, weight)
-    linear.backward_weight(team, dweight, dout, x)
+    x, dout, weight, A, B = op_checks.normal(rng, np.float32, (9, 40), (9, 24), (24, 40), (4, 40), (24, 4))
+    out, dx, dweight, h, dh, dA, dB = (np.zeros(shape, np.float32) for shape in (
+        (9, 24), (9, 40), (24, 40), (9, 4), (9, 4), (4, 40), (24, 4)))
     lora.project(team, h, x, A)
-    op_checks.close(out, rounded(x).astype(np.float64) @ rounded(weight).T)
-    op_checks.close(dx, rounded(dout).astype(np.float64) @ rounded(weight))
+    lora.backward_hidden(team, dh, dout, B, 2.0)
+    lora.backward_params(team, dA, dB, dh, dout, x, h, 2.0)
+    linear.forward(team, out, x, weight, plus=lora.added(h, B, 2.0))
+    linear.backward_input(team, dx, dout, weight, plus=lora.backward_added(dh, A))
+    linear.backward_weight(team, dweight, dout, x)
+    op_checks.close(out, rounded(x).astype(np.float64) @ rounded(weight).T + 2.0 * h @ B.T.astype(np.float64))
+    op_checks.close(dx, rounded(dout).astype(np.float64) @ rounded(weight) + dh @ A.astype(np.float64))
     op_checks.close(dweight, rounded(dout).T.astype(np.float64) @ rounded(x))
     op_checks.close(h, x.astype(np.float64) @ A.T)
+    op_checks.close(dh, 2.0 * dout.astype(np.float64) @ B)
+    op_checks.close(dA, dh.T.astype(np.float64) @ x)
+    op_checks.close(dB, 2.0 * dout.T.astype(np.float64) @ h)
 
 
 @pytest.mark.parametrize("trainable", ["lora", "full"])
@@ -128,8 +135,28 @@ def test_gradients_stay_near_the_full_ones():
         assert 0 < np.linalg.norm(ours[name] - gradient) < 0.15 * np.linalg.norm(gradient), name
 
 
+def confident_gradients(loss):
+    """Of a model with large logits, whose every target is the likeliest token."""
+    config = small.model_config()
+    with small.engine(config, compute="bf16", loss=loss) as engine:
+        engine.model.params.head.value.setflags(write=True)
+        engine.model.params.head.value *= 12
+        ids = np.random.default_rng(0).integers(0, config.vocab_size, 13)
+        source = generator(engine, len(ids))
+        labels = [int(source.logits([token]).argmax()) for token in ids]
+        return engine.loss(small.Batch.of([ids], [labels])), engine.gradients(small.Batch.of([ids], [labels]))
+
+
+def test_a_confident_gradient_is_the_same_by_rows_and_by_vocabulary():
+    """What is left of sum_v p_v W_v - W_label is small, so both must be of rounded weights."""
+    (loss, by_rows), (_, by_vocabulary) = (confident_gradients(loss) for loss in ("rows:5", "vocab:10"))
+    assert 0 < loss < 0.3
+    for name, gradient in by_rows.items():
+        assert np.linalg.norm(by_vocabulary[name] - gradient) < 0.05 * np.linalg.norm(gradient), name
+
+
 def test_scratch_holds_what_a_run_needs():
-    assert matmul.scratch_elements(10_000, "bf16") - matmul.scratch_elements(10_000) == ROWS * DEPTH
+    assert matmul.scratch_elements("bf16") - matmul.scratch_elements() == ROWS * DEPTH
 
 
 def test_not_in_float64():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mesp_np.ops import ShapeError
 from mesp_np.ops.matmul import DEPTH, ROWS, STRIP, STRIPS, multiply, piece_depth
 from mesp_np.ops.quant import round_bf16, widen
 from tests import op_checks, quantised
@@ -46,6 +47,15 @@ def test_a_second_product_is_added_as_by_itself(team, rng, dtype, add):
     multiply(team, apart, a, b, add=add)
     multiply(team, apart, x, y.T, 0.7, add=True)
     op_checks.same_bits(together, apart)
+
+
+def test_what_does_not_fit_is_refused(team):
+    """A factor of another dtype would be read as what it is not."""
+    one = np.ones((2, 2), np.float32)
+    with pytest.raises(TypeError, match="a is float64, out float32"):
+        multiply(team, one, one.astype(np.float64), one)
+    with pytest.raises(ShapeError, match="nothing to sum"):
+        multiply(team, one, one[:, :0], one[:0])
 
 
 def test_gradient():
