@@ -156,7 +156,8 @@ class RunConfig:
         self._within(("batch_size", "seq", "rank", "grad_accumulation", "probes", "threads", "row_tile",
                       "checkpoint_every"),
                      lambda value: 1 <= value < LARGEST, f"1 or more, and below {LARGEST:,}")
-        self._within(("seed", "clip", "weight_decay", "stored_layers"),
+        self._within(("stored_layers",), lambda value: 0 <= value < LARGEST, f"0 or more, and below {LARGEST:,}")
+        self._within(("seed", "clip", "weight_decay"),
                      lambda value: 0 <= value < FLOAT_LIMIT, f"0 or more, and below {FLOAT_LIMIT:g}")
         self._within(("alpha", "mezo_eps", "adam_eps"),
                      lambda value: 0 < value < FLOAT_LIMIT, f"a positive number below {FLOAT_LIMIT:g}")

@@ -7,16 +7,16 @@ from pathlib import Path
 from mesp_np.errors import UserError
 
 
-def read_object(path):
-    """The object in a JSON file.  Raises UserError when there is none."""
+def read_object(path, hint=None):
+    """The object in a JSON file.  Raises UserError, with `hint` or one for a folder's file, when there is none."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})", "is the folder complete?") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror})", hint or "is the folder complete?") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: is not JSON ({error})", "download it again") from None
+        raise UserError(f"{path}: is not JSON ({error})", hint or "download it again") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path}: holds no JSON object", "download it again")
+        raise UserError(f"{path}: holds no JSON object", hint or "download it again")
     return value
 
 

@@ -57,7 +57,7 @@ def save(path, config, run, memory_budget, figures):
 
 def load(path):
     """The SavedPlan in a file.  Raises UserError with all that is wrong with it."""
-    raw = read_object(path)
+    raw = read_object(path, AGAIN)
     _expect(path, "", raw, {"model": {}, "run": {}} | dict.fromkeys(COUNTS, 0))
     _expect(path, "model.", raw["model"], dict.fromkeys(SIZES, 0) | dict.fromkeys(SIZES[-2:], True))
     defaults = {field.name: field.default for field in fields(RunConfig) if field.name not in UNPLANNED}
