@@ -40,8 +40,8 @@ class TileBackward:
 
     def run(self, dx, keys, gradients, below):
         """dx (C, D) of out becomes that of x; adds to the gradients (N, K*E) of k and v, which are `keys`."""
-        rebuilt = nullcontext() if self.saved.has("ctx") else self.use("q")      # for ctx now, and again below
-        with rebuilt, self.use("ctx"):
+        held = self.use("q") if self.saved.will_read("ctx", "q") else nullcontext()       # made once, and read below
+        with held, self.use("ctx"):
             self.mlp(dx)
             dctx = self.linear("o", dx)                                          # (C, H*E)
             with self.use("q") as q:

@@ -117,6 +117,10 @@ class Saved:
         """Is the tensor live, all rows or those of the tile at hand?"""
         return name in self._whole or name in self._parts
 
+    def will_read(self, name, source):
+        """Is a tensor not live, and made from `source`?"""
+        return not self.has(name) and source in self._recipes[name].inputs
+
     def get(self, name):
         """The live tensor of all rows, or None."""
         return self._whole.get(name)

@@ -108,3 +108,11 @@ def test_how_often_the_leanest_method_makes_a_tensor():
     forward = {name: count for name, count in made.items() if name in NAMES}
     assert forward == dict.fromkeys("xn1 xn2".split(), 3) | dict.fromkeys("hq hk hv ho hg hu".split(), 2) | \
         dict.fromkeys("rstd1 q k v ctx mid rstd2 gate up act hd".split(), 1)
+
+
+def test_queries_are_held_through_the_mlp_only_where_the_context_was_made_from_them():
+    def at_peak(keep):
+        plan = plan_step(PRESETS["qwen2.5-0.5b"], RunConfig(batch_size=1, seq=256, optimizer="sgd", keep=keep))
+        return {tensor.name.rpartition(".")[2] for tensor in plan.ledger.at_peak()}
+
+    assert "q" in at_peak(("rstd1", "k", "v")) and "q" not in at_peak(("p",))
