@@ -104,7 +104,7 @@ CALLS = [
     Call(swiglu.backward, gate=(N, D), up=(N, D), dact=(N, D)),
     Call(dropout.forward, "out", others=DROPOUT, out=(N, D), x=(N, D)),
     Call(dropout.backward, adds="dx", others=DROPOUT, dx=(N, D), dout=(N, D)),
-    Call(bf16.round_rows, x=(N, D)),
+    Call(bf16.round_rows, free="x.0 x.1", dtypes={"x": np.float32}, x=(N, D)),
     Call(rounding.forward, "out", dtypes={"out": np.uint16}, out=(N, D), x=(N, D)),
     Call(residual.forward, adds="out", out=(N, D), x=(N, D)),
     Call(embedding.forward, "out", others=IDS, free="table.0", out=(N, D), table=(V, D)),

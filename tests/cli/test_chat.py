@@ -167,7 +167,15 @@ def test_control_c_ends_an_answer_and_not_the_conversation(talk, script, termina
     assert (code, out) == (0, "you> hi\na long\nyou> again\n answer\n\n")
 
 
-def test_a_second_control_c_leaves(talk, terminal):
+@pytest.fixture
+def heeded():
+    """Ctrl-C as a terminal has it; a shell's background jobs start with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_second_control_c_leaves(talk, terminal, heeded):
     def interrupted(logits):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
