@@ -106,8 +106,8 @@ class Choice:
 
 
 def free_knobs(given):
-    """The knobs that may be set when the fields in `given` were set by hand; a method comes as it is."""
-    return () if "method" in given else tuple(name for name in KNOBS if name not in given)
+    """The knobs that may be set when the fields in `given` were set by hand; a method or a keep set comes as it is."""
+    return () if {"method", "keep"} & set(given) else tuple(name for name in KNOBS if name not in given)
 
 
 def plan_figures(config, run, shape=None, weights=None):

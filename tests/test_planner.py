@@ -170,6 +170,10 @@ def test_what_is_given_stays(monkeypatch, knob, value):
     assert [case.chosen_work(budget) for budget in case.budgets()] == list(map(case.least_work, case.budgets()))
 
 
+def test_a_keep_set_is_not_replaced_by_stored_layers():
+    assert planner.free_knobs({"keep": ("x", "mid"), "rank": 4}) == ()
+
+
 @pytest.mark.parametrize("method", ["store", "mebp", "mesp-lean", "mezo"])
 def test_a_method_stays_as_it_is(monkeypatch, method):
     case = Case(monkeypatch, settings={"method": method}, free=planner.free_knobs({"method": method}))
