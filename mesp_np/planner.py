@@ -35,7 +35,7 @@ from mesp_np.prices import Prices
 from mesp_np.saved import tiles
 
 KNOBS = ("stored_layers", "checkpoint_store", "checkpoint_every", "row_tile", "loss", "update")
-EXACT = ("stored_layers", "checkpoint_store", "checkpoint_every", "update")       # these change no bit of the results
+EXACT = ("stored_layers", "checkpoint_store", "checkpoint_every", "update")   # these change no bit of what is trained
 ROW_TILES = (32, 64, 128, 256)
 MOST_TILES = 16                                 # in a batch, by choice: many small tiles take long to plan
 HOPE = 1.5                                      # times the budget: what is guessed to take more is not planned
@@ -120,7 +120,7 @@ def choose(config, run, free, measure, budget=0, shape=None):
     """The fastest run that fits, as a Choice; it differs from `run` in the fields named in `free` at most.
 
     measure  run -> Figures
-    budget   bytes.  0: half of the free memory, and only what changes no bit of the results is chosen
+    budget   bytes.  0: half of the free memory, and only what changes no bit of what is trained
     shape    (B, T) of the largest batch; by default the run's own
 
     Raises UserError with the smallest budget that would do, when nothing fits.

@@ -1,4 +1,4 @@
-"""What the operating system says this process takes, to stand beside what the arena says.
+"""This process: what the operating system says it takes, to stand beside what the arena says; and its collector.
 
     resident    all of its pages that are in memory: interpreter, libraries and mapped weights included
     anonymous   those of them that no file backs: what was allocated, the arena included

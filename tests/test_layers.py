@@ -53,6 +53,7 @@ def test_plan_equals_run(layers, method):
 def test_nothing_below_the_lowest_adapter_is_kept_or_differentiated(method):
     whole, last = (plan_step(CONFIG, small.run_config(layers=layers, method=method)) for layers in ((), (3,)))
     assert last.live_peak_bytes < whole.live_peak_bytes
+    assert last.flops["backward"] < whole.flops["backward"] / 2
     several = [plan_step(CONFIG, small.run_config(layers=layers, method=method)) for layers in ((2, 3), (1, 2, 3))]
     one, two, three = (plan.flops["backward"] for plan in (last, *several))
     assert three - two == two - one                                # a layer with layers below that are trained

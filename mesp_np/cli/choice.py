@@ -20,7 +20,7 @@ def describe(made):
 
 def report(made, console):
     """A table of the knobs, what the choice takes, and what a larger budget would buy."""
-    why = "half of the free memory; no bit of the results depends on it" if made.automatic else "--memory-budget"
+    why = "half of the free memory; no bit of what is trained depends on it" if made.automatic else "--memory-budget"
     console.print(f"fastest within {show_bytes(made.budget)}, {why}", highlight=False)
     table = Table(box=None, padding=(0, 2), show_header=False)
     table.add_column(no_wrap=True)

@@ -56,6 +56,9 @@ def test_what_does_not_fit_is_refused(team):
         multiply(team, one, one.astype(np.float64), one)
     with pytest.raises(ShapeError, match="nothing to sum"):
         multiply(team, one, one[:, :0], one[:0])
+    for a, b in ((one[:1], one), (one[:, :1], one), (one, one[:, :1])):
+        with pytest.raises(ShapeError):
+            multiply(team, one, one, one, plus=(a, b, 1.0))
 
 
 def test_gradient():
