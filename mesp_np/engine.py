@@ -79,6 +79,14 @@ class Engine:
         self.team.close()
         self.checkpoints.close()
 
+    def reserve(self, rows):
+        """Have room on the disk, if block inputs wait there, for those of a batch of so many rows (B T).
+
+        Raises UserError where there is none.
+        """
+        layers = max(self.config.num_hidden_layers - self.run.stored_layers, 0)
+        self.checkpoints.reserve(layers * rows * self.config.hidden_size * self.arena.dtype.itemsize)
+
     @property
     def trainable_parameters(self):
         """How many numbers are trained."""

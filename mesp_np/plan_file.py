@@ -4,7 +4,7 @@
 
 model          the sizes of the model, under the names of config.json
 run            what a RunConfig has, but for UNPLANNED
-memory_budget  bytes that a step was to fit into, for who reads the file; 0: no limit was set
+memory_budget  bytes that a step was to fit into, for who reads the file (a run has samples too); 0: no limit was set
 
 A plan that is used again must be as exact as when it was made: it is refused for a model of other
 sizes, and when a step now takes other bytes than it says, as of weights that are stored otherwise.

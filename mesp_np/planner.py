@@ -25,6 +25,7 @@ Search    The fastest candidate that should fit is planned, then those that are 
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 from math import inf, isqrt
 
 from mesp_np.engine import plan_step
@@ -37,7 +38,7 @@ from mesp_np.saved import tiles
 KNOBS = ("stored_layers", "checkpoint_store", "checkpoint_every", "row_tile", "loss", "update")
 EXACT = ("stored_layers", "checkpoint_store", "checkpoint_every", "update")   # these change no bit of what is trained
 ROW_TILES = (32, 64, 128, 256)
-MOST_TILES = 16                                 # in a batch, by choice: many small tiles take long to plan
+MOST_TILES = 16                                 # in a batch, if that will do: many small tiles take long to plan
 HOPE = 1.5                                      # times the budget: what is guessed to take more is not planned
 MIB = 2 ** 20
 
@@ -96,6 +97,11 @@ class Choice:
     larger: tuple | None
     planned: int
 
+    @property
+    def fits(self):
+        """False when even the smallest is beyond what was to be had by itself, half of the free memory."""
+        return self.figures.bytes <= self.budget
+
     def settings(self, run=None):
         """Knob -> value, of those that could be set, in the run that was chosen or in another."""
         return {name: getattr(run or self.run, name) for name in self.free}
@@ -127,16 +133,22 @@ def choose(config, run, free, measure, budget=0, shape=None):
     """
     room = budget or free_memory() // 2
     free = tuple(name for name in free if budget or name in EXACT)
-    search = Search(candidates(config, run, free, shape or (run.batch_size, run.seq)), measure)
-    best = search.fastest(room) or search.smallest()
+    shape, measure = shape or (run.batch_size, run.seq), cache(measure)
+    for most_tiles in (MOST_TILES, inf):
+        search = Search(candidates(config, run, free, shape, most_tiles), measure)
+        if best := search.fastest(room):
+            break
+    best = best or search.smallest()
     figures, fastest = search.figures(best), search.candidates[0]
     if budget and figures.bytes > budget:
         how = ", ".join(f"{name} {getattr(best.run, name)}" for name in free) or f"method {run.method}"
         raise UserError(f"--memory-budget is {show_bytes(budget)}: nothing fits into it, the smallest is "
                         f"{show_bytes(figures.bytes)}, with {how}",
-                        "raise it, or make --batch-size, --seq, --rank or --sample-tokens smaller")
+                        "raise it, or make --batch-size, --seq, " + "--sample-tokens, " * bool(figures.beside_bytes) +
+                        "or --rank smaller")
     larger = search.larger(best, room)
-    return Choice(best.run, free, figures, room, not budget, best.work / fastest.work, larger, len(search.planned))
+    return Choice(best.run, free, figures, room, not budget, best.work / fastest.work, larger,
+                  measure.cache_info().misses)
 
 
 class Search:
@@ -194,15 +206,16 @@ def next_round(size):
     return next(mark for mark in (power, 3 * power // 2, 2 * power) if mark > size)
 
 
-def candidates(config, run, free, shape):
+def candidates(config, run, free, shape, most_tiles=MOST_TILES):
     """Every run that differs from `run` in the fields named in `free` only, and is worth a thought.
 
-    shape  (B, T) of the batches
+    shape       (B, T) of the batches
+    most_tiles  that one is to be cut into
     """
     found = []
     if "update" in free and not run.clip and run.grad_accumulation == 1:
         run = replace(run, update="fused")
-    for tile in _row_tiles(shape) if "row_tile" in free else (run.row_tile,):
+    for tile in _row_tiles(shape, most_tiles) if "row_tile" in free else (run.row_tile,):
         variants = (run.loss, f"rows:{tile}") if "loss" in free and run.trainable == "full" else (run.loss,)
         for level, loss in enumerate(variants):
             one = replace(run, row_tile=tile, loss=loss)
@@ -213,10 +226,10 @@ def candidates(config, run, free, shape):
     return found
 
 
-def _row_tiles(shape):
+def _row_tiles(shape, most_tiles):
     """Rows of tiles: of those that cut a batch into as many, the largest."""
     rows = {len(tiles(*shape, most)): most for most in ROW_TILES}
-    return [most for count, most in rows.items() if count <= max(MOST_TILES, min(rows))]
+    return [most for count, most in rows.items() if count <= max(most_tiles, min(rows))]
 
 
 def _placements(run, prices, free):

@@ -4,7 +4,7 @@
     anonymous   those of them that no file backs: what was allocated, the arena included
     weights     those of the mapped weight files, which the system may drop and read again
 
-On Linux the first two stand in /proc/self/status, and a page of files is told apart by the address of
+On Linux the first two stand in /proc/self/status (since 4.5), and a page of files is told apart by the address of
 its mapping in /proc/self/smaps (proc(5)).  Elsewhere psutil has the resident pages and, in place of the
 anonymous ones, those that no other process shares; pages of weights are not told apart there.
 """
@@ -31,9 +31,9 @@ class Memory(NamedTuple):
 
 def memory():
     """Memory of this process now; the system counts to within some pages a thread."""
-    if not STATUS.exists():
+    kib = dict(re.findall(r"^(\w+):\s+(\d+) kB$", STATUS.read_text(), re.M)) if STATUS.exists() else {}
+    if "RssAnon" not in kib:
         return _memory_elsewhere()
-    kib = dict(re.findall(r"^(\w+):\s+(\d+) kB$", STATUS.read_text(), re.M))
     return Memory(int(kib["VmRSS"]) * 1024, int(kib["RssAnon"]) * 1024)
 
 

@@ -18,7 +18,7 @@ compiler does not give back.
 import math
 import time
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,7 @@ from mesp_np.ops import load_compiler
 from mesp_np.optim import learning_rate
 from mesp_np.process import memory, trim, weight_pages
 from mesp_np.readout import perplexity
+from mesp_np.saved import tiles
 
 LARGEST = float(np.finfo(np.float32).max)
 DIVERGED = "nothing was saved from there on; try a smaller --lr or --clip 1"
@@ -76,6 +77,7 @@ class Run:
         load_compiler()
         self.anonymous_before = memory().anonymous
         with self._new_run_dir(), self._engine(extent) as engine, gently(self._stop):
+            engine.reserve(math.prod(_most_rows(self._shapes())))
             if self.adapter:
                 adapter.load(self.adapter, engine.parameters, self.run)
             self.readout.begin(engine, self.steps, self.config.memory_budget)
@@ -83,8 +85,7 @@ class Run:
                 summary = self._judge(engine, "before")
             if self.stopping:
                 raise KeyboardInterrupt                    # nothing is trained yet
-            last = self._loop(engine)
-            summary |= {name: size for name, size in last.items() if name.endswith("_bytes")}
+            summary |= self._loop(engine)
             summary["weight_resident_bytes"] = weight_pages(self.checkpoint.weights.values())
             self._save(engine)
             summary |= self._judge(engine, "after") | {"steps": engine.steps, "interrupted": self.stopping}
@@ -95,8 +96,8 @@ class Run:
         return Engine(self.checkpoint.config, self.checkpoint.weights, self.run, capacity)
 
     def _loop(self, engine):
-        """All steps, or those up to Ctrl-C; the record of the last."""
-        every, save_every = self.config.eval_every, self.config.save_every
+        """All steps, or those up to Ctrl-C; the most that one of them took, in bytes by name."""
+        every, save_every, most = self.config.eval_every, self.config.save_every, {}
         for step in range(1, self.steps + 1):
             with self.readout.compiling() if step == 1 else nullcontext():
                 record = self._step(engine, step)
@@ -104,13 +105,12 @@ class Run:
                 with suppress(Stopped):
                     record |= self._validate(engine)
             self._log(engine, record)
-            if step == 1:
-                trim()                                     # the compiler's pages, now that all kernels are there
+            most |= {name: max(size, most.get(name, size)) for name, size in record.items() if name.endswith("_bytes")}
             if self.stopping:
                 break
             if save_every and step % save_every == 0:
                 self._save(engine)
-        return record
+        return most
 
     def _log(self, engine, record):
         """Append a line.  When that fails, the run ends, and what it has trained is saved if that can be."""
@@ -133,6 +133,8 @@ class Run:
                             DIVERGED)
         record = {"step": step, "loss": result.loss, "lr": rate, "grad_norm": result.grad_norm,
                   "trained_tokens": result.trained_tokens, "seconds": time.perf_counter() - began}
+        if step == 1:
+            trim()                                         # the compiler's pages, now that all kernels are there
         record |= self._bytes(engine)
         self.readout.step(record)
         return record
@@ -209,19 +211,20 @@ class Run:
     def choose(self, free):
         """Let the planner set the fields of the run that are named in `free`; returns its Choice."""
         choice = planner.choose(self.checkpoint.config, self.run, free, self._figures, self.config.memory_budget,
-                                _largest(self._shapes()))
+                                _most_rows(self._shapes()))
         self.run = choice.run
         self.origin["chosen"] = list(choice.free)
         return choice
 
     def _figures(self, run):
-        """planner.Figures of a run, by its largest batches."""
-        config, weights, shape = self.checkpoint.config, self.checkpoint.weights, _largest(self._shapes())
-        figures = planner.plan_figures(config, run, shape, weights)
-        held_out = _largest(self.valid.shapes() | {shape})
-        evaluation = plan_loss(config, run, held_out, weights) if held_out != shape else 0
-        return replace(figures, extent_bytes=max(figures.extent_bytes, evaluation),
-                       beside_bytes=self._sample_bytes(run))
+        """planner.Figures of a run: the most of its batches' bytes, and the FLOPs of the largest."""
+        config, weights, shapes = self.checkpoint.config, self.checkpoint.weights, self._shapes()
+        figures = {shape: planner.plan_figures(config, run, shape, weights) for shape in largest(shapes, run.row_tile)}
+        extents = [found.extent_bytes for found in figures.values()]
+        extents += [plan_loss(config, run, shape, weights)
+                    for shape in set(largest(shapes | self.valid.shapes(), run.row_tile)) - shapes]
+        return planner.Figures(max(extents), max(found.live_peak_bytes for found in figures.values()),
+                               figures[_most_rows(shapes)].flops, self._sample_bytes(run))
 
     def _shapes(self):
         """Every shape (B, T) that a batch to train on may have."""
@@ -246,7 +249,8 @@ class Run:
         if budget and max(extents) + sampling > budget:
             raise UserError(f"--memory-budget is {show_bytes(budget)}, this run needs {show_bytes(max(extents))} and "
                             f"{show_bytes(sampling)} for the samples before and after",
-                            "leave out --method or --plan, make --batch-size or --seq smaller, or --sample-tokens 0")
+                            "raise it, leave out --method or --plan, or make --batch-size, --seq or "
+                            "--sample-tokens smaller")
         return max(extents)
 
     @contextmanager
@@ -278,6 +282,18 @@ class Run:
         self.readout.message("stopping and saving; Ctrl-C again stops at once")
 
 
-def _largest(shapes):
+def _most_rows(shapes):
     """The shape (B, T) of most rows; of several, with the longest."""
     return max(shapes, key=lambda shape: (math.prod(shape), shape[1]))
+
+
+def largest(shapes, row_tile):
+    """The shapes (B, T) that may take the most bytes: no other has as many rows, as long, in tiles as large.
+
+    Two rows of 144 are more than two of 128, and take less where a tile has 256: it holds one of them, not both.
+    """
+    sizes = {(B, T): (B * T, T, max(tile.rows.stop - tile.rows.start for tile in tiles(B, T, row_tile)))
+             for B, T in shapes}
+    return [shape for shape, size in sizes.items()
+            if not any(other != size and all(its >= mine for its, mine in zip(other, size, strict=True))
+                       for other in sizes.values())]

@@ -83,10 +83,23 @@ def test_a_gradient_that_is_wrong_anywhere_is_seen(bench, kind):
         apart(A=right["A"].T)
 
 
-def test_gradients_of_another_size_are_not_equal(bench):
+@pytest.mark.parametrize("kind, factor", [("exact", 1.01), ("rounded", 1.2)])
+def test_gradients_of_another_size_are_not_equal(bench, kind, factor):
     agreement, right = bench("benchmarks.agreement"), gradients()
-    twice = {name: 1.01 * array for name, array in right.items()}
-    assert agreement.difference("exact", (1.0, twice), (1.0, right)) == pytest.approx(0.01)
+    larger = {name: factor * array for name, array in right.items()}
+    apart = agreement.difference(kind, (1.0, larger), (1.0, right))
+    assert apart == pytest.approx(factor - 1) and apart > agreement.LIMITS[kind]
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--rounds", "0"], "'0' is not 1 or more"), (["--lengths", "128,x"], "'x' is not 1 or more"),
+    (["--methods", "mezo,mesp"], "begin with an exact method"), (["--methods", ""], "begin with an exact method"),
+    (["--methods", "forward"], "begin with an exact method"), (["--out", "/no/where.json"], "/no/where.json: cannot")])
+def test_bad_flags_are_told_before_any_work(bench, flags, words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench.py", *flags])
+    with pytest.raises(SystemExit) as refused:
+        bench("bench").arguments()
+    assert refused.value.code == 2 and words in capsys.readouterr().err
 
 
 def test_an_estimate_is_right_when_its_slope_is_that_along_its_own_noise(bench):
@@ -203,7 +216,7 @@ def test_no_adapter_is_zero_and_all_are_numbers_of_bfloat16(bench, tmp_path):
 def arguments(**changes):
     return Namespace(**dict(preset="tiny", model=None, systems=(), methods=("mesp-lean", "mebp", "mezo", "forward"),
                             forms=("bf16", "4bit"), computes=("full",), rounds=1, patience=60, scale=False,
-                            lengths=("8", "16"), venv=None, seq=16, threads=1) | changes)
+                            lengths=[8, 16], venv=None, seq=16, threads=1) | changes)
 
 
 def test_our_rows_agree_and_their_bytes_are_the_plans(bench, tmp_path):

@@ -85,7 +85,7 @@ def test_a_full_disk_is_one_clear_line(monkeypatch):
         write = full
 
     monkeypatch.setattr(checkpoints.tempfile, "TemporaryFile", File)
-    with pytest.raises(UserError, match="a checkpoint of 7,488 B cannot be written .*No space left"):
+    with pytest.raises(UserError, match="7,488 B in a temporary file cannot be written .*No space left"):
         gradients(checkpoint_store="disk")
 
 
@@ -97,8 +97,26 @@ def test_a_file_that_became_shorter_is_one_clear_line(monkeypatch):
         plain(self, index, x)
 
     monkeypatch.setattr(checkpoints.OnDisk, "_read", cut)
-    with pytest.raises(UserError, match="a checkpoint of 7,488 B cannot be read again .*the file has become shorter"):
+    with pytest.raises(UserError, match="7,488 B in a temporary file cannot be read again .*become shorter"):
         gradients(checkpoint_store="disk")
+
+
+def test_a_disk_that_is_too_small_is_refused_before_the_first_step(monkeypatch):
+    asked = []
+
+    def full(descriptor, start, size):
+        asked.append((start, size))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoints.os, "posix_fallocate", full, raising=False)
+    for changes, layers in (({}, 5), ({"stored_layers": 2}, 3)):
+        with small.engine(DEEP, checkpoint_store="disk", **changes) as engine, pytest.raises(
+                UserError, match="in a temporary file cannot be kept .*No space left.*TMPDIR"):
+            engine.reserve(39)
+        assert asked.pop() == (0, layers * 39 * DEEP.hidden_size * 4)
+    with small.engine(DEEP) as engine:
+        engine.reserve(39)
+    assert not asked
 
 
 def test_the_file_is_gone_afterwards(monkeypatch):

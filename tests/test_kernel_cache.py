@@ -51,9 +51,11 @@ def test_an_edit_makes_a_new_folder_and_clears_the_old(tmp_path):
     copy, base = tmp_path / "ops", (tmp_path / "kept",)
     shutil.copytree(ops.HERE, copy, ignore=shutil.ignore_patterns("__pycache__"))
     first = compiling.cache_folder(ops.digest(copy), base)
+    (tmp_path / "kept" / "kernels-of-another").mkdir()
     assert compiling.cache_folder(ops.digest(copy), base) == first
     (copy / "quant.py").write_text((copy / "quant.py").read_text() + "\n")
     assert compiling.cache_folder(ops.digest(copy), base) != first and not Path(first).exists()
+    assert (tmp_path / "kept" / "kernels-of-another").is_dir()
 
 
 @pytest.mark.parametrize("edit", ["out[n, d] += x[n, d]", "out[n, d] += 2 * x[n, d]"])

@@ -72,8 +72,9 @@ def test_all_that_is_wrong_is_told_at_once(path):
     plan = json.loads(path.read_text())
     plan["run"] |= {"rank": "8", "seq": None, "more": 1}
     path.write_text(json.dumps(plan))
-    with pytest.raises(UserError, match=r"(?s)3 problems.*run.more.*run.seq is None.*run.rank is '8'|(?s:.)*run.rank"):
+    with pytest.raises(UserError, match="3 problems") as refused:
         plan_file.load(path)
+    assert all(words in str(refused.value) for words in ("run.more is no key", "run.seq is None", "run.rank is '8'"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null"])

@@ -159,6 +159,16 @@ def test_the_smallest_figure_of_a_refusal_is_a_budget_that_works(case):
     assert "stored_layers 0, checkpoint_store disk" in str(refused.value)
 
 
+def test_tiles_that_take_long_to_plan_are_tried_before_anything_is_refused(monkeypatch):
+    case = Case(monkeypatch)
+    least = case.choose(min(map(case.bytes, case.candidates))).figures.bytes
+    monkeypatch.setattr(planner, "MOST_TILES", 1)
+    assert {one.run.row_tile for one in planner.candidates(case.config, case.run, case.free, SHAPE, 1)} == {256}
+    assert case.choose(least).figures.bytes == least and case.choose(least).run.row_tile == 32
+    with pytest.raises(UserError, match=f"the smallest is {least:,} B"):
+        case.choose(least - 1)
+
+
 @pytest.mark.parametrize("knob, value", [("stored_layers", 2), ("checkpoint_store", "ram"), ("checkpoint_every", 3),
                                          ("row_tile", 40), ("loss", "rows:5"), ("update", "after"),
                                          ("checkpoint_store", "bf16"), ("stored_layers", 9)])

@@ -72,9 +72,12 @@ def test_trimming_drops_the_compilers_pages_and_nothing_that_is_needed():
     assert dropped > 16 * MIB and grown < SLACK
 
 
-def test_elsewhere_psutil_is_asked(monkeypatch, tmp_path):
+@pytest.mark.parametrize("status", [None, "VmRSS: 12 kB\n"], ids=["another system", "an old Linux"])
+def test_elsewhere_psutil_is_asked(monkeypatch, tmp_path, status):
     here = memory()
-    monkeypatch.setattr(process, "STATUS", tmp_path / "none")
+    monkeypatch.setattr(process, "STATUS", tmp_path / "status")
+    if status:
+        (tmp_path / "status").write_text(status)
     monkeypatch.setattr(process, "SMAPS", tmp_path / "none")
     found = memory()
     assert 0 < found.anonymous <= found.resident and abs(found.resident - here.resident) < 16 * MIB

@@ -16,6 +16,7 @@ Time       A process each, blocked on a pipe while another works; rounds go thro
 """
 
 import argparse
+import os
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -30,6 +31,7 @@ from mesp_np import PRESETS, RunConfig
 from mesp_np.cli import flags
 from mesp_np.errors import UserError
 from mesp_np.json_file import dumps
+from mesp_np.methods import METHODS
 
 RUN_FLAGS = ("seq", "rank", "alpha", "loss", "row_tile", "checkpoint_every", "checkpoint_store", "mezo_eps",
              "threads", "seed")
@@ -59,15 +61,32 @@ def arguments():
     parser.add_argument("--compute", type=names(("full", "bf16")), dest="computes", default="full", help="ours; as in "
                         "full,bf16")
     flags.add_config_flags(parser, RunConfig, {name: flags.RUN_HELP[name] for name in RUN_FLAGS})
-    parser.add_argument("--rounds", type=int, default=5, help="timed steps of each (default: 5)")
+    parser.add_argument("--rounds", type=count, default=5, help="timed steps of each (default: 5)")
     parser.add_argument("--patience", type=float, default=60, metavar="SECONDS", help="what takes longer is timed once "
                         "(default: 60)")
     parser.add_argument("--scale", action="store_true", help="our first method alone, at several lengths")
-    parser.add_argument("--lengths", type=names(), default="128,256,512,1024,2048,4096,8192", help="for --scale")
+    parser.add_argument("--lengths", type=counts, default="128,256,512,1024,2048,4096,8192", help="for --scale")
     parser.add_argument("--venv", type=Path, default=environment.default_folder(), help="the others' environment, "
                         "made if missing (default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="JSON", help="write the result here, and the table beside it")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if not args.methods or args.methods[0] not in METHODS or not METHODS[args.methods[0]].exact:
+        parser.error("--methods must begin with an exact method, the reference of all gradients")
+    if args.out and args.out.is_dir() or args.out and not os.access(args.out.parent, os.W_OK):
+        parser.error(f"--out {args.out}: cannot be written; name a file in a folder that is there")
+    return args
+
+
+def count(text):
+    """A type for argparse: 1 or more."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not 1 or more")
+    return int(text)
+
+
+def counts(text):
+    """A type for argparse: such numbers, as in 128,256."""
+    return [count(part) for part in text.split(",")]
 
 
 def names(allowed=None):
@@ -124,7 +143,7 @@ def measured(args, scratch, stack):
                           for form in args.forms if form not in forms}}
     if args.scale:
         rates = [machine.ask("rate")]
-        rows = scale.measure(ours(args, forms)[0], common, run, map(int, args.lengths), args.rounds, scratch)
+        rows = scale.measure(ours(args, forms)[0], common, run, args.lengths, args.rounds, scratch)
         rates.append(machine.ask("rate"))
     else:
         others, versions, missing = peers(args)
@@ -143,7 +162,6 @@ def main():
     text = report.markdown(result)
     print(text)
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(dumps(result, indent=1) + "\n")
         args.out.with_suffix(".md").write_text(text)
 

@@ -30,6 +30,8 @@ def new_file(path):
     """
     path = Path(os.path.realpath(path))
     fresh = path.with_name(f".{path.name}.new")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: is no ordinary file", "name another")
     with reported(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

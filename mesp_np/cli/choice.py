@@ -12,7 +12,7 @@ def describe(made):
     if made.larger:
         budget, run, saved = made.larger
         larger = {"memory_budget": budget, "changes": made.changes(run), "work_saved": saved}
-    return {"memory_budget": made.budget, "automatic": made.automatic, "chosen": made.settings(),
+    return {"memory_budget": made.budget, "automatic": made.automatic, "fits": made.fits, "chosen": made.settings(),
             "extent_bytes": made.figures.extent_bytes, "beside_bytes": made.figures.beside_bytes,
             "live_peak_bytes": made.figures.live_peak_bytes, "flops": made.figures.flops,
             "work_of_fastest": made.slower, "larger": larger, "plans": made.planned}
@@ -21,7 +21,8 @@ def describe(made):
 def report(made, console):
     """A table of the knobs, what the choice takes, and what a larger budget would buy."""
     why = "half of the free memory; no bit of what is trained depends on it" if made.automatic else "--memory-budget"
-    console.print(f"fastest within {show_bytes(made.budget)}, {why}", highlight=False)
+    what = ("fastest within" if made.free else "fits into") if made.fits else "the smallest there is, beyond"
+    console.print(f"{what} {show_bytes(made.budget)}, {why}", highlight=False)
     table = Table(box=None, padding=(0, 2), show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -37,6 +38,8 @@ def report(made, console):
 
 def _others(made):
     """How much faster the fastest is, and what the next round budget would buy, by modelled work."""
+    if not made.free:
+        return "nothing was left to choose"
     if not made.larger:
         return "nothing is faster"
     budget, run, saved = made.larger

@@ -11,7 +11,7 @@ from mesp_np.checkpoint.adapter_config import read_config
 from mesp_np.checkpoint.folder import default_folder, load
 from mesp_np.config import CHOICES, PRESETS, ModelConfig, RunConfig
 from mesp_np.errors import UsageError, UserError
-from mesp_np.methods import METHODS
+from mesp_np.methods import METHODS, find
 from mesp_np.params import phantom_weights
 
 RUN_HELP = {
@@ -94,7 +94,18 @@ def run_config(args, **defaults):
         settings = _with_adapter(settings, defaults | given(args, RunConfig), args.adapter)
     if settings["threads"] > max(MOST_THREADS, cores()):
         raise UsageError(f"--threads is {settings['threads']}", f"this machine has {cores()} cores")
+    if "method" in given(args, RunConfig):
+        _expect_effect(find(settings["method"]), given(args, RunConfig))
     return RunConfig(**settings)
+
+
+def _expect_effect(method, flags):
+    """Refuse a flag that changes nothing with the method that is given too."""
+    idle = () if method.checkpoint else ("checkpoint_store", "checkpoint_every", "stored_layers")
+    idle += () if method.exact else ("update",)
+    for name in idle:
+        if name in flags:
+            raise UsageError(f"--{name.replace('_', '-')} has no effect with --method {method.name}", "leave it out")
 
 
 def _with_adapter(settings, flags, folder):
@@ -188,12 +199,11 @@ def expect_unused(path, flag):
 
 def size(text):
     """Bytes from `96MiB`, `1.5GB` or a plain number."""
-    match = re.fullmatch(r"([0-9.]+)\s*([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
-    try:
-        number, letter, binary = float(match[1]), match[2].upper(), match[3]
-    except (TypeError, ValueError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 96MiB, 1.5GB or a number of bytes") from None
-    return int(number * (1024 if binary else 1000) ** " KMGT".index(letter or " "))
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(?:([KMGT])(i?))?B?", text.strip(), re.IGNORECASE)
+    made = match and int(float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index((match[2] or " ").upper()))
+    if not made:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 96MiB, 1.5GB or a number of bytes")
+    return made
 
 
 def _names(text):

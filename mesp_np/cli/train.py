@@ -18,7 +18,7 @@ from mesp_np.config import RunConfig
 from mesp_np.data import report, rows
 from mesp_np.data.batches import Batches, InOrder
 from mesp_np.engine import plan_setup
-from mesp_np.errors import UsageError
+from mesp_np.errors import UsageError, UserError
 from mesp_np.json_file import dumps
 from mesp_np.planner import free_knobs
 from mesp_np.readout import make
@@ -90,7 +90,10 @@ def _settings(args, saved):
     if not saved:
         return flags.run_config(args)
     flags.expect_same(flags.given(args, RunConfig), saved.run, saved.path, "the plan decides")
-    return flags.run_config(args, **saved.run)
+    try:
+        return flags.run_config(args, **saved.run)
+    except UsageError as error:
+        raise UserError(f"{saved.path}: {error.message.removeprefix('--')}", plan_file.AGAIN) from None
 
 
 def _choose(training, args, readout):

@@ -6,6 +6,7 @@
     disk   in a temporary file, one slot a layer.  Its pages belong to the system's cache, not to
            this process, and the system is told that they are not needed soon.  (Where the folder
            for temporary files is itself in memory, as a tmpfs is, nothing is saved by that.)
+           What a run needs of it is reserved before the first step.
 
 `put(index, x)` takes an input over and returns the function that gives it back.
 """
@@ -35,6 +36,9 @@ class InMemory:
 
     def put(self, index, x):
         return in_memory(x)
+
+    def reserve(self, size):
+        """Have room outside the arena for so many bytes of inputs.  Raises UserError where there is none."""
 
     def close(self):
         """Let go of what is outside the arena."""
@@ -68,9 +72,18 @@ class OnDisk(InMemory):
         self.arena.free(x)
         return lambda: self._take(index, x.shape)
 
+    def reserve(self, size):
+        with self._told_of(size, "kept"):
+            self._open()
+            if size and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self.file.fileno(), 0, size)
+
     def close(self):
         if self.file:
             self.file.close()
+
+    def _open(self):
+        self.file = self.file or tempfile.TemporaryFile()
 
     def _take(self, index, shape):
         x = self.arena.alloc(f"layer.{index}.x", shape, category="checkpoint")
@@ -78,27 +91,27 @@ class OnDisk(InMemory):
         return x
 
     def _write(self, index, x):
-        with self._told_of(x, "written", "free space there, or set TMPDIR to another folder"):
-            self.file = self.file or tempfile.TemporaryFile()
+        with self._told_of(x.nbytes, "written"):
+            self._open()
             self.file.seek(index * x.nbytes)
             self.file.write(x)
             self.file.flush()
         self._drop_pages(index, x)
 
     def _read(self, index, x):
-        with self._told_of(x, "read again", "set TMPDIR to another folder"):
+        with self._told_of(x.nbytes, "read again"):
             self.file.seek(index * x.nbytes)
             if self.file.readinto(x) != x.nbytes:
                 raise OSError(errno.EIO, "the file has become shorter")
         self._drop_pages(index, x)
 
     @contextmanager
-    def _told_of(self, x, what, hint):
+    def _told_of(self, size, what):
         try:
             yield
         except OSError as error:
-            raise UserError(f"{tempfile.gettempdir()}: a checkpoint of {x.nbytes:,} B cannot be {what} "
-                            f"({error.strerror})", hint) from None
+            raise UserError(f"--checkpoint-store disk: {size:,} B in a temporary file cannot be {what} "
+                            f"({error.strerror or error})", "free space, or set TMPDIR to another folder") from None
 
     def _drop_pages(self, index, x):
         with suppress(AttributeError, OSError):          # advice that only some systems take

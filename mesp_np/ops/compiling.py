@@ -9,6 +9,7 @@ folder is named by a hash of all the ops.
 """
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -24,7 +25,8 @@ from numba.extending import typeof_impl
 
 from mesp_np import ops
 
-BASES = ops.HERE / "__pycache__", Path(os.path.expanduser("~"), ".cache", "mesp_np")
+HOME = os.path.expanduser("~")                   # as it stands for a user without one
+BASES = (ops.HERE / "__pycache__",) + ((Path(HOME, ".cache", "mesp_np"),) if HOME != "~" else ())
 
 
 def cache_folder(digest=ops.LOADED, bases=BASES):
@@ -40,8 +42,8 @@ def cache_folder(digest=ops.LOADED, bases=BASES):
             tempfile.TemporaryFile(dir=base / name).close()
         except OSError:
             continue
-        for old in base.glob("kernels-*") if fresh else ():
-            if old.name != name:
+        for old in base.iterdir() if fresh else ():
+            if old.name != name and re.fullmatch(f"kernels-[0-9a-f]{{{len(digest)}}}", old.name):      # ours
                 shutil.rmtree(old, ignore_errors=True)
         return str(base / name)
     _not_kept(f"{' and '.join(map(str, bases))} cannot be written to")
@@ -81,7 +83,8 @@ class Cache(FunctionCache):
 @cache
 def _not_kept(reason):
     """Say once why compiled kernels are not kept."""
-    print(f"mesp-np: compiled kernels are not kept ({reason}); the next run compiles them again", file=sys.stderr)
+    print(f"mesp-np: compiled kernels are not kept ({reason}); the next run compiles them again, unless "
+          "NUMBA_CACHE_DIR names a folder with room", file=sys.stderr)
 
 
 class Kernels(numba_event.Listener):

@@ -1,9 +1,11 @@
 """--memory-budget, and plans that are saved and used again."""
 
 import json
+import shutil
 
 import pytest
 
+from mesp_np import planner
 from mesp_np.cli import main
 from mesp_np.planner import EXACT, KNOBS
 from tests.training import log, train
@@ -52,6 +54,16 @@ def test_a_choice_for_a_person(capsys):
     assert "checkpoint_store" in out and "times the work of the fastest; with 4.0 MiB: " in out
     assert main(["plan", "--model", "tiny"]) == 0
     assert "half of the free memory; no bit" in capsys.readouterr().out.replace("\n", " ")
+    assert main(["plan", "--model", "tiny", "--method", "mesp", "--memory-budget", "1GiB"]) == 0
+    out = capsys.readouterr().out
+    assert "fits into 1,073,741,824 B" in out and "fastest" not in out and "nothing was left to choose" in out
+
+
+def test_when_the_machine_is_full_it_is_said(capsys, monkeypatch):
+    monkeypatch.setattr(planner, "free_memory", lambda: 2000)
+    assert main(["plan", "--model", "tiny"]) == 0
+    assert "the smallest there is, beyond 1,000 B" in capsys.readouterr().out
+    assert not plan(capsys, "--model", "tiny")["choice"]["fits"]
 
 
 def test_a_method_that_is_given_is_planned_as_it_is(capsys):
@@ -100,6 +112,17 @@ def test_without_a_budget_results_are_those_of_any_method(model, data, tmp_path)
     assert "chosen" not in settings(tmp_path / "lean")
 
 
+@pytest.mark.parametrize("flags, code, words", [
+    (["--method", "store", "--checkpoint-store", "disk"], 2, "--checkpoint-store has no effect with --method store"),
+    (["--method", "store-lean", "--stored-layers", "1"], 2, "--stored-layers has no effect with --method store-lean"),
+    (["--method", "mezo", "--checkpoint-every", "2"], 2, "--checkpoint-every has no effect with --method mezo"),
+    (["--method", "mezo", "--update", "fused"], 2, "--update has no effect with --method mezo"),
+    (["--method", "mesp", "--checkpoint-every", "2", "--update", "fused"], 0, "")])
+def test_flags_without_an_effect_are_refused(capsys, flags, code, words):
+    assert main(["plan", "--model", "tiny", *flags]) == code
+    assert words in capsys.readouterr().err
+
+
 def test_samples_count(model, data, tmp_path, capsys):
     line = ["train", "--model", model, "--data", data, "--run-dir", str(tmp_path / "run"), *PLAN, "--iters", "1"]
     none, some, more = (smallest(capsys, [*line, "--sample-tokens", count]) for count in ("0", "9", "20"))
@@ -114,6 +137,38 @@ def test_held_out_rows_that_are_longer_count(model, tmp_path, capsys):
         sizes.append(smallest(capsys, ["train", "--model", model, "--data", str(tmp_path), "--run-dir",
                                        str(tmp_path / "run"), "--seq", "64", "--iters", "1", "--sample-tokens", "0"]))
     assert sizes[0] < sizes[1]
+
+
+def test_a_longer_batch_that_takes_less_is_not_what_is_planned_by(model, tmp_path, capsys):
+    """A tile of 256 holds both rows of 128, and one of two of 144: where both lengths occur, the shorter decides."""
+    longer = tmp_path / "model"
+    shutil.copytree(model, longer)
+    config = json.loads((longer / "config.json").read_text())
+    (longer / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256}))
+    line = ["train", "--model", str(longer), "--seq", "144", "--batch-size", "2", "--iters", "8", "--row-tile", "256",
+            "--sample-tokens", "0"]
+    sizes = []
+    for lengths in ([125] * 8, [140] * 8, [125] * 8 + [140] * 8):
+        data = tmp_path / f"{len(sizes)}.jsonl"
+        data.write_text("".join(f'{{"text": "{"a" * length}"}}\n' for length in lengths))
+        sizes.append(smallest(capsys, [*line, "--data", str(data), "--run-dir", str(tmp_path / "no")]))
+    assert sizes[2] == sizes[0] > sizes[1]
+    assert main([*line, "--data", str(data), "--run-dir", str(tmp_path / "run"), "--memory-budget", str(sizes[2])]) == 0
+    peaks = [line["live_peak_bytes"] for line in log(tmp_path / "run")]
+    assert len(set(peaks)) > 1 and peaks[-1] < max(peaks)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["live_peak_bytes"] == max(peaks)
+
+
+def test_a_plan_that_does_not_suit_this_machine_is_named(model, data, tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    plan(capsys, "--model", model, *PLAN, "--save", str(file))
+    text = json.loads(file.read_text())
+    text["run"]["threads"] = 10 ** 6
+    file.write_text(json.dumps(text))
+    capsys.readouterr()
+    line = ["train", "--model", model, "--data", data, "--run-dir", str(tmp_path / "run"), "--plan", str(file)]
+    assert main(line) == 1
+    assert f"{file}: threads is 1000000" in capsys.readouterr().err and not (tmp_path / "run").exists()
 
 
 def test_a_saved_plan_is_used_again(model, data, tmp_path, capsys):
@@ -159,6 +214,8 @@ def test_a_full_disk_leaves_the_plan_that_was_there(tmp_path, capsys, full_disk)
     save = ["plan", "--model", "tiny", "--save", str(file)]
     assert main(save) == 0
     before = file.read_bytes()
+    assert main(["plan", "--model", "tiny", "--save", str(tmp_path)]) == 1
+    assert f"{tmp_path}: is no ordinary file" in capsys.readouterr().err
     with full_disk(100):
         assert main([*save, "--rank", "2"]) == 1
     assert "plan.json: cannot be written" in capsys.readouterr().err

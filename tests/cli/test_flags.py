@@ -16,7 +16,8 @@ def test_size(text, count):
     assert flags.size(text) == count
 
 
-@pytest.mark.parametrize("text", ["abc", "", "MiB", "-5", "1.2.3GB", ".", "5XB", "1e9", "nan", "96 Mi B"])
+@pytest.mark.parametrize("text", ["abc", "", "MiB", "-5", "1.2.3GB", ".", "5XB", "1e9", "nan", "96 Mi B", "0",
+                                  "0.4", "96iB", "0KiB"])
 def test_no_size(text, capsys):
     with pytest.raises(argparse.ArgumentTypeError, match="is no size"):
         flags.size(text)

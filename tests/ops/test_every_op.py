@@ -12,7 +12,7 @@ from mesp_np.team import Team
 from tests import op_checks
 from tests.op_calls import CALLS
 
-BITS = {"upper_half"}                                                # whole numbers, the bits of one that is rounded
+BITS = {"upper_half", "pair"}                                        # whole numbers, the bits of one that is rounded
 FLOAT64_RESULTS = {"total", "total_exp", "uniform"}                 # sums and noise, rounded by their callers
 FLOAT64_ARGUMENTS = {"_statistics", "_tables", "_add_noise", "_drop", "_add_dropped", "_sum",
                      "_add_squares"}                                 # eps, base, scale, rate, totals

@@ -3,7 +3,7 @@
 A kind of variant says how closely it must agree with the reference gradient g, that of this engine:
 
     exact      float32 throughout           |a - g| / |g|
-    rounded    products in bfloat16         1 - cos(a, g)
+    rounded    products in bfloat16         |a - g| / |g|
     estimate   MeZO's c z, z ~ N(0, I)      |c - z . g| / |g|, with |c| = |c z| / sqrt(d): a wrong gradient, or another
                                             z in the update than in the losses, is about 1 away
     loss       has no gradient              |loss / loss of the reference - 1|
@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 EXACT, ROUNDED, ESTIMATE, LOSS = "exact", "rounded", "estimate", "loss"
-LIMITS = {EXACT: 1e-3, ROUNDED: 0.01, ESTIMATE: 0.1, LOSS: 1e-3}
+LIMITS = {EXACT: 1e-3, ROUNDED: 0.15, ESTIMATE: 0.1, LOSS: 1e-3}
 
 
 def save(path, gradients):
@@ -50,9 +50,7 @@ def difference(kind, computed, reference):
     a, g = (np.concatenate([side[name].ravel().astype(np.float64) for name in expected])
             for side in (gradients, expected))
     size = np.linalg.norm(g)
-    if kind == EXACT:
+    if kind != ESTIMATE:
         return np.linalg.norm(a - g) / size
-    if kind == ROUNDED:
-        return 1 - a @ g / (np.linalg.norm(a) * size)
     slope = np.linalg.norm(a) / math.sqrt(a.size)
     return abs(slope - a @ g / slope) / size if slope else math.inf
