@@ -21,26 +21,36 @@ Saved      nothing
 Recomputed nothing
 Cost       2 M K N FLOPs
 
-Two back ends; `backend()` says which one is used here.  Where the CPU has an instruction for pairs of bfloat16
-it does the products (INSTRUCTIONS); else the float32 kernel takes the rounded numbers: as exact, not faster.
-An instruction that multiplies whole blocks (Arm's bfmmla, AMX's tdpbf16ps) would be a line in
-INSTRUCTIONS with a layout of its own beside the pairs of `tiles.py`.
+Three back ends; `backend()` says which one is used here.
 
-Source    bfloat16: the upper half of IEEE 754 binary32; vdpbf16ps: Intel's AVX-512 BF16.
+    TILES    an instruction for whole blocks of pairs of bfloat16 (`amx.py`): ten times the speed of float32
+    PAIRS    one for vectors of pairs (`micro.py`): twice that speed on AMD's CPUs.  On Intel's it is half, and
+             where these have no tiles to use
+    PLAIN    the float32 kernel takes the rounded numbers: as exact, not faster
+
+Arm's bfmmla would be another, with a layout of its own beside those of `tiles.py`.  Each sums in an order of its
+own, and the instructions take numbers below 2^-126 for zero; so bits depend on the CPU, but on nothing else.
+
+Source    bfloat16: the upper half of IEEE 754 binary32; tdpbf16ps and vdpbf16ps: Intel's AMX-BF16 and AVX-512 BF16.
 """
+
+from functools import cache
 
 import numpy as np
 
 from mesp_np.ops import kernel
 
-INSTRUCTIONS = {"avx512bf16": "vdpbf16ps"}       # a CPU's feature, as LLVM names it -> the instruction
+TILES, PAIRS = "tdpbf16ps", "vdpbf16ps"
 PLAIN = "float32 product of rounded numbers"
 
 
+@cache
 def backend():
-    """The name of what multiplies rounded numbers on this CPU: an instruction, or PLAIN."""
-    from mesp_np.ops.vectors import FEATURES
-    return next((name for feature, name in INSTRUCTIONS.items() if feature in FEATURES), PLAIN)
+    """The name of what multiplies rounded numbers on this CPU: TILES, PAIRS or PLAIN."""
+    from mesp_np.ops.vectors import FEATURES, tiles_allowed
+    if "amx-bf16" in FEATURES:
+        return TILES if tiles_allowed() else PLAIN
+    return PAIRS if "avx512bf16" in FEATURES else PLAIN
 
 
 def round_rows(team, x):

@@ -30,6 +30,7 @@ Source    the product by blocks of Goto and van de Geijn, Anatomy of high-perfor
           multiplication, 2008.
 """
 
+import math
 from functools import cache, cached_property
 
 import numpy as np
@@ -37,7 +38,8 @@ import numpy as np
 from mesp_np.ops import ShapeError, bf16, expect
 from mesp_np.ops.quant import factor
 
-ROWS, NARROW_ROWS, STRIPS = 264, 132, 4         # of a tile at most; whole blocks
+ROWS, NARROW_ROWS, STRIPS = 256, 132, 4         # of a tile at most
+ROUNDED_STRIPS = 16                             # where its rows of a are rounded first, for each tile again
 DEPTH, STRIP = 512, 64
 BLOCK = 6                                       # rows of the output that are multiplied at once
 
@@ -54,6 +56,7 @@ def scratch_elements(compute="full"):
 
 def _packed_elements(depth):
     """A strip's panels, a block of the output, and the scales and biases of a strip in groups of 32 numbers or more."""
+    depth = 32 * -(-depth // 32)                    # whole blocks of pairs, and lines of the cache
     return (depth + BLOCK) * STRIP + 6 * depth + 2 * STRIP
 
 
@@ -72,7 +75,7 @@ def multiply(team, out, a, b, scale=1.0, add=False, rounded=False, plus=None):
     """
     M, N = out.shape
     products = [_Product(out, a, b, scale, add, rounded)] + ([_Product(out, *plus, True)] if plus else [])
-    rows, edges = ROWS if N > STRIP else NARROW_ROWS, _edges(N)
+    rows, edges = ROWS if N > STRIP else NARROW_ROWS, _edges(N, ROUNDED_STRIPS if rounded else STRIPS)
     across = len(edges) - 1
 
     def task(worker, tile):
@@ -111,17 +114,21 @@ class _Product:
 
 
 @cache
-def _edges(N):
-    """Where N columns are cut: into tiles of STRIPS strips, then narrower ones, so that the workers end together."""
+def _edges(N, most):
+    """Where N columns are cut: into tiles of at most so many strips, then narrower ones: the workers end together."""
     edges = [0]
     while edges[-1] < N:
         left = -(-(N - edges[-1]) // STRIP)
-        edges.append(min(N, edges[-1] + STRIP * min(STRIPS, -(-left // STRIPS))))
+        edges.append(min(N, edges[-1] + STRIP * min(most, -(-left // 4))))
     return edges
 
 
 def _room(scratch, depth):
-    """(ROWS, depth) for a rounded piece of a tile's rows; of uint32 for a back end that takes pairs."""
+    """For a rounded piece of a tile's rows, as the back end takes it: (ROWS, depth), of float32 or of uint32 for
+    pairs, or blocks (ROWS / 16, depth / 32, 16, 16) of pairs."""
     start = _packed_elements(depth)
+    if bf16.backend() == bf16.TILES:
+        blocks = ROWS // 16, -(-depth // 32)
+        return scratch[start:start + 256 * math.prod(blocks)].view(np.uint32).reshape(*blocks, 16, 16)
     room = scratch[start:start + ROWS * depth].reshape(ROWS, depth)
     return room if bf16.backend() == bf16.PLAIN else room.view(np.uint32)

@@ -10,8 +10,9 @@ as the registers hold, side by side for each k.  Then a panel is multiplied with
 BLOCK rows at a time (`micro.py`); it is read one line after another, from the nearest cache, and `a`
 where it stands.
 
-With --compute bf16 (`bf16.py`) both factors are rounded on the way, `a` into the worker's `room`: of float32
-where rounded numbers are multiplied as such, of uint32 where the CPU multiplies pairs of bfloat16.
+With --compute bf16 (`bf16.py`) both factors are rounded on the way, `a` into the worker's `room`, and the type of
+that says to what: float32, where rounded numbers are multiplied as such; uint32, where the CPU multiplies pairs
+of bfloat16, in vectors; and with four axes where it multiplies blocks of them (`amx.py`).
 """
 
 import numpy as np
@@ -19,10 +20,11 @@ from numba import types
 from numba.extending import overload
 
 from mesp_np.ops import kernel
+from mesp_np.ops.amx import HIGH, multiply_blocks
 from mesp_np.ops.bf16 import pair, rounded
 from mesp_np.ops.matmul import BLOCK, STRIP
 from mesp_np.ops.micro import multiply_block
-from mesp_np.ops.packing import pack, part
+from mesp_np.ops.packing import pack, pack_blocks, part
 from mesp_np.ops.vectors import VECTOR_BYTES, VECTORS
 
 SHALLOW = 32             # pieces up to this depth stay near as a whole strip; rows of the output are then walked along
@@ -34,39 +36,92 @@ def multiply_tile(out, a, weight, turned, scratch, room, rows, columns, depth, a
     width, K = VECTORS * (VECTOR_BYTES // out.itemsize), a.shape[1]
     for k in range(0, K, depth):
         ks, deep = (k, min(k + depth, K)), min(depth, K - k)
-        panels = scratch[:deep * STRIP].reshape(STRIP // width, deep, width)
-        edge = scratch[deep * STRIP:deep * STRIP + BLOCK * width].reshape(BLOCK, width)
-        scales = scratch[(deep + BLOCK) * STRIP:]
+        panels, beside = _panels(scratch, room, deep, width), scratch[-(-deep // 32) * 32 * STRIP:]
+        edge, scales = _edge(beside, room, width), beside[BLOCK * STRIP:]
         left, above, start = _left(a, room, rows, ks)
-        height = rows[1] - rows[0] if deep > SHALLOW else BLOCK
+        height = rows[1] - rows[0] if deep > SHALLOW or room is not None else BLOCK
         for first in range(columns[0], columns[1], STRIP):
             last = min(first + STRIP, columns[1])
             source = part(weight, scales, (first, last), ks) if turned else part(weight, scales, ks, (first, last))
-            pack(panels, source, turned, last - first)
-            right = _right(panels[:-(-(last - first) // width)], room)
+            pack(panels, source, turned, last - first, deep)
+            _round(panels, room)
             for i in range(rows[0], rows[1], height):
                 for j in range(first, last, width):
-                    _multiply_panel(out, left, above, start, right[(j - first) // width], edge,
+                    _multiply_panel(out, left, above, start, panels[(j - first) // width], edge,
                                     (i, min(i + height, rows[1])), (j, min(j + width, last)), add or k > 0, scale)
 
 
-@kernel
 def _multiply_panel(out, a, above, k, panel, edge, rows, columns, add, scale):
     """Blocks one below the other; out's row i is a's i - above.  One wider than what is left is formed in `edge`."""
-    j, wide = columns[0], columns[1] - columns[0]
-    whole = wide == panel.shape[1] and out.strides[1] == out.itemsize
-    for i in range(rows[0], rows[1], BLOCK):
-        high = min(BLOCK, rows[1] - i)
-        if whole:
-            multiply_block(out, i, j, a, i - above, k, high, panel, len(panel), add, scale)
-            continue
-        multiply_block(edge, 0, 0, a, i - above, k, high, panel, len(panel), False, scale)
-        for r in range(high):
+
+
+@overload(_multiply_panel)
+def _multiply_panel_by_layout(out, a, above, k, panel, edge, rows, columns, add, scale):
+    def vectors(out, a, above, k, panel, edge, rows, columns, add, scale):
+        j, wide = columns[0], columns[1] - columns[0]
+        whole = wide == panel.shape[1] and out.strides[1] == out.itemsize
+        for i in range(rows[0], rows[1], BLOCK):
+            high = min(BLOCK, rows[1] - i)
+            if whole:
+                multiply_block(out, i, j, a, i - above, k, high, panel, len(panel), add, scale)
+            else:
+                multiply_block(edge, 0, 0, a, i - above, k, high, panel, len(panel), False, out.dtype.type(1))
+                _put(out, i, j, edge, high, wide, add, scale)
+
+    def blocks(out, a, above, k, panel, edge, rows, columns, add, scale):
+        for i in range(rows[0], rows[1], HIGH):
+            multiply_blocks(edge, a, (i - above) // 16, panel)
+            _put(out, i, columns[0], edge, min(HIGH, rows[1] - i), columns[1] - columns[0], add, scale)
+
+    return blocks if a.ndim == 4 else vectors
+
+
+@kernel
+def _put(out, i, j, edge, high, wide, add, scale):
+    """out[i:i+high, j:j+wide] = scale edge, or += that."""
+    for r in range(high):
+        line, sums = out[i + r, j:j + wide], edge[r, :wide]
+        if add:
             for c in range(wide):
-                if add:
-                    out[i + r, j + c] += edge[r, c]
-                else:
-                    out[i + r, j + c] = edge[r, c]
+                line[c] += scale * sums[c]
+        else:
+            for c in range(wide):
+                line[c] = scale * sums[c]
+
+
+def _panels(scratch, room, deep, width):
+    """Where a strip of the weight is packed: (STRIP / width, lines, width), of as many lines as the room has."""
+
+
+@overload(_panels)
+def _panels_by_layout(scratch, room, deep, width):
+    def numbers(scratch, room, deep, width):
+        return scratch[:deep * STRIP].reshape(STRIP // width, deep, width)
+
+    def pairs(scratch, room, deep, width):
+        lines = (deep + 1) // 2
+        return scratch[:lines * STRIP].view(np.uint32).reshape(STRIP // width, lines, width)
+
+    def blocks(scratch, room, deep, width):
+        lines = (deep + 31) // 32 * 16
+        return scratch[:lines * STRIP].view(np.uint32).reshape(STRIP // width, lines, width)
+
+    return numbers if room == types.none or room.dtype != types.uint32 else blocks if room.ndim == 4 else pairs
+
+
+def _edge(beside, room, width):
+    """Where a block of the output is formed: right beside the panels, or, the larger one of blocks, at the end."""
+
+
+@overload(_edge)
+def _edge_by_layout(beside, room, width):
+    def small(beside, room, width):
+        return beside[:BLOCK * width].reshape(BLOCK, width)
+
+    def large(beside, room, width):
+        return beside[len(beside) - HIGH * width:].reshape(HIGH, width)
+
+    return large if room != types.none and room.ndim == 4 else small
 
 
 def _left(a, room, rows, ks):
@@ -74,11 +129,11 @@ def _left(a, room, rows, ks):
 
 
 @overload(_left)
-def _left_by_back_end(a, room, rows, ks):
+def _left_by_layout(a, room, rows, ks):
     def plain(a, room, rows, ks):
         return a, 0, ks[0]
 
-    def rounds(a, room, rows, ks):
+    def numbers(a, room, rows, ks):
         for i in range(rows[0], rows[1]):
             for k in range(ks[0], ks[1]):
                 room[i - rows[0], k - ks[0]] = rounded(a[i, k])
@@ -91,32 +146,26 @@ def _left_by_back_end(a, room, rows, ks):
                 room[i - rows[0], (k - ks[0]) // 2] = pair(a[i, k], odd)
         return room, rows[0], 0
 
-    return plain if room == types.none else pairs if room.dtype == types.uint32 else rounds
+    def blocks(a, room, rows, ks):
+        used = room[:, :(ks[1] - ks[0] + 31) // 32]
+        pack_blocks(used, (a,), rows, ks)
+        return used, rows[0], 0
+
+    if room == types.none:
+        return plain
+    return numbers if room.dtype != types.uint32 else blocks if room.ndim == 4 else pairs
 
 
-def _right(panels, room):
-    """The panels, rounded in place if need be; a line of pairs is written after both of its lines were read."""
+def _round(panels, room):
+    """Round panels of numbers in place, where there is room for rounded ones."""
 
 
-@overload(_right)
-def _right_by_back_end(panels, room):
-    def plain(panels, room):
-        return panels
-
-    def rounds(panels, room):
+@overload(_round)
+def _round_by_layout(panels, room):
+    def numbers(panels, room):
         for p in range(panels.shape[0]):
             for k in range(panels.shape[1]):
                 for j in range(panels.shape[2]):
                     panels[p, k, j] = rounded(panels[p, k, j])
-        return panels
 
-    def pairs(panels, room):
-        paired, depth = panels.view(np.uint32), panels.shape[1]
-        for p in range(panels.shape[0]):
-            for k in range(0, depth, 2):
-                for j in range(panels.shape[2]):
-                    odd = panels[p, k + 1, j] if k + 1 < depth else panels.dtype.type(0)
-                    paired[p, k // 2, j] = pair(panels[p, k, j], odd)
-        return paired[:, :(depth + 1) // 2]
-
-    return plain if room == types.none else pairs if room.dtype == types.uint32 else rounds
+    return numbers if room != types.none and room.dtype != types.uint32 else lambda panels, room: None

@@ -5,6 +5,10 @@ intermediate code instead, from which LLVM makes this CPU's instructions: 8 floa
 with AVX, 16 with AVX-512, 4 on Arm.
 """
 
+import ctypes
+import sys
+from functools import cache
+
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils
@@ -15,6 +19,15 @@ ARM = llvm.get_process_triple().startswith(("aarch64", "arm64"))
 FUSED = ARM or "fma" in FEATURES                            # else each fused step would be a call of the C library
 VECTOR_BYTES = 64 if "avx512f" in FEATURES else 32 if "avx" in FEATURES else 16
 VECTORS = 4 if ARM or "avx512f" in FEATURES else 2         # side by side in a panel: of 32 registers, or of 16
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18     # Linux, x86-64
+
+
+@cache
+def tiles_allowed():
+    """May this process use the CPU's tile registers?  Linux gives leave for good, if the CPU has them."""
+    if "amx-bf16" not in FEATURES or not sys.platform.startswith("linux"):
+        return False
+    return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
 
 
 class Code:

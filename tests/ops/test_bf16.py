@@ -32,13 +32,12 @@ def rounded(x):
     return from_bf16(round_bf16(x))
 
 
-def pairs(monkeypatch):
-    """Have pairs multiplied, by hand where the CPU has no instruction."""
-    monkeypatch.setattr(bf16, "backend", lambda: "pairs")
-
-
-def plain(monkeypatch):
-    monkeypatch.setattr(bf16, "backend", lambda: bf16.PLAIN)
+@pytest.fixture(params=[bf16.PLAIN, bf16.PAIRS, bf16.TILES])
+def back_end(monkeypatch, request):
+    """Each back end; where the CPU has not its instruction, by hand."""
+    vectors.tiles_allowed()                                  # the system is asked, as the real function does
+    monkeypatch.setattr(bf16, "backend", lambda: request.param)
+    return request.param
 
 
 def test_kernels_round_as_the_reference_does(rng):
@@ -53,7 +52,7 @@ def test_kernels_round_as_the_reference_does(rng):
 @pytest.mark.parametrize("M, K, N", SHAPES)
 @pytest.mark.parametrize("add", [False, True])
 def test_the_plain_back_end_is_the_product_of_what_was_rounded_before(team, rng, monkeypatch, M, K, N, add):
-    plain(monkeypatch)
+    monkeypatch.setattr(bf16, "backend", lambda: bf16.PLAIN)
     a, b, base = op_checks.normal(rng, np.float32, (M, K), (K, N), (M, N))
     ours, expected = base.copy(), base.copy()
     multiply(team, ours, a, b, add=add, rounded=True)
@@ -64,9 +63,8 @@ def test_the_plain_back_end_is_the_product_of_what_was_rounded_before(team, rng,
 @pytest.mark.parametrize("M, K, N", SHAPES)
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("add", [False, True])
-def test_pairs_give_the_product_of_rounded_numbers(team, rng, monkeypatch, M, K, N, turned, add):
+def test_every_back_end_gives_the_product_of_rounded_numbers(team, rng, back_end, M, K, N, turned, add):
     """Every edge, an odd last number without a partner, both orientations of both factors."""
-    pairs(monkeypatch)
     a, b, base = op_checks.normal(rng, np.float32, (M, K), (K, N), (M, N))
     left, right = (np.asfortranarray(a), np.asfortranarray(b)) if turned else (a, b)
     out = base.copy()
@@ -77,9 +75,7 @@ def test_pairs_give_the_product_of_rounded_numbers(team, rng, monkeypatch, M, K,
 
 @pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 @pytest.mark.parametrize("transpose", [False, True])
-@pytest.mark.parametrize("back_end", [plain, pairs])
-def test_a_stored_weight_gives_the_bits_of_the_dense_one(team, rng, monkeypatch, store, transpose, back_end):
-    back_end(monkeypatch)
+def test_a_stored_weight_gives_the_bits_of_the_dense_one(team, rng, store, transpose, back_end):
     stored = store(rng.standard_normal((70, 1216)).astype(np.float32))
     whole = in_dtype(stored, np.float32)
     if transpose:
@@ -90,9 +86,7 @@ def test_a_stored_weight_gives_the_bits_of_the_dense_one(team, rng, monkeypatch,
     op_checks.same_bits(lazy, dense)
 
 
-@pytest.mark.parametrize("back_end", [plain, pairs])
-def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(team, rng, monkeypatch, back_end):
-    back_end(monkeypatch)
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(team, rng, back_end):
     a, b = op_checks.normal(rng, np.float32, (ROWS + 9, 601), (601, 70))
     whole, part = np.empty((2, len(a), 70), np.float32)
     multiply(team, whole, a, b, rounded=True)
