@@ -58,7 +58,8 @@ def _by_instruction(typing_context, sums, room, block, panel):
         sums_type, room_type, _, panel_type = signature.args
         sums, room, block, panel = args
         code = Code(context, builder, types.float32)
-        steps = cgutils.unpack_tuple(builder, cgutils.create_struct_proxy(room_type)(context, builder, value=room).shape)[1]
+        shape = cgutils.create_struct_proxy(room_type)(context, builder, value=room).shape
+        steps = builder.extract_value(shape, 1)
         zero, line = INDEX(0), INDEX(LINE)
         x = [code.element(room_type, room, builder.add(block, INDEX(b)), zero, zero, zero) for b in (0, 1)]
         palette = cgutils.global_constant(builder, "palette", ir.Constant(ir.ArrayType(BYTE, LINE), bytearray(PALETTE)))

@@ -49,7 +49,7 @@ def backward_hidden(team, dh, dout, B, scale):
 def backward_params(team, dA, dB, dh, dout, x, h, scale):
     """dA (R, I) += dh^T x and dB (O, R) += scale dout^T h."""
     expect((dh.shape[1], x.shape[1]), dA=dA)
-    multiply(team, dA, dh.T, x, add=True)
+    multiply(team, dA.T, x.T, dh, add=True)               # dh is packed, which is the smaller
     multiply(team, dB, dout.T, h, scale, add=True)
 
 

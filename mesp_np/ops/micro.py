@@ -1,14 +1,14 @@
 """The innermost step of every matrix product, in the CPU's vector registers.
 
-Shapes    out   : (BLOCK, WIDTH)    a block of the output
+Shapes    out   : (BLOCK, WIDTH)    a block of the output; where columns are few, (TALL, LANES)
           a     : (BLOCK, depth)    rows of the first factor, wherever they stand
           panel : (depth, WIDTH)    columns of the second factor, side by side for each k
 
 Forward   out_ij = scale sum_k a_ik panel_kj, or out_ij += that
 
-          The block's sums stay in registers: BLOCK rows of VECTORS vectors.  For each k the kernel
-          loads VECTORS vectors of the panel, fills one vector with a_ik, and multiplies and adds
-          BLOCK * VECTORS times.  Each sum is formed from the first k to the last, whatever
+          The block's sums stay in registers: BLOCK rows of VECTORS vectors, or TALL rows of one.  For each k
+          the kernel loads the vectors of the panel, fills one vector with a_ik for each row, and
+          multiplies and adds BLOCK * VECTORS times.  Each sum is formed from the first k to the last, whatever
           the rest of the block is.
 
 Pairs     With --compute bf16 on a CPU that can do it, an element of a and of panel is a pair of
@@ -19,8 +19,6 @@ Source    Goto and van de Geijn, Anatomy of high-performance matrix multiplicati
           registers as in BLIS, Van Zee and van de Geijn, 2015.
 """
 
-from itertools import product
-
 import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
@@ -30,14 +28,17 @@ from numba.extending import intrinsic
 from mesp_np.ops.matmul import BLOCK
 from mesp_np.ops.vectors import FEATURES, FUSED, INDEX, PLACE, VECTOR_BYTES, VECTORS, Code
 
+TALL = BLOCK * VECTORS                           # rows of a block of one vector
+
 llvm.initialize_native_asmparser()               # without it, inline assembly ends the process
 
 
 @intrinsic
 def multiply_block(typing_context, out, i, j, a, row, k, rows, panel, depth, add, scale):
-    """out[i:i+BLOCK, j:j+WIDTH] = scale a[row:row+BLOCK, k:k+depth] panel[:depth], or += that.
+    """out[i:i+BLOCK, j:j+WIDTH] = scale a[row:row+BLOCK, k:k+depth] panel[:depth], or += that; a panel of LANES
+    columns goes with a block of TALL rows.
 
-    `rows` of a block are there, BLOCK or fewer; the last one stands in for those that are not, and is written
+    `rows` of a block are there, or fewer; the last one stands in for those that are not, and is written
     as often, each time the same.
     """
     signature = types.void(out, types.int64, types.int64, a, types.int64, types.int64, types.int64, panel,
@@ -50,24 +51,32 @@ def multiply_block(typing_context, out, i, j, a, row, k, rows, panel, depth, add
         paired = panel_type.dtype == types.uint32
         step = _multiply_add if not paired else _dot_pairs if "avx512bf16" in FEATURES else _dot_pairs_by_hand
         kind = ir.VectorType(PLACE, code.lanes) if paired else code.vector
-        last = builder.sub(rows, INDEX(1))
-        lines = [code.least(INDEX(r), last) for r in range(BLOCK)]
-        starts = [code.element(a_type, a, builder.add(row, line), k) for line in lines]
-        corners = [code.element(out_type, out, builder.add(i, line), j) for line in lines]
-        first = code.element(panel_type, panel, INDEX(0), INDEX(0))
-        sums = _sums(code, starts, code.stride(a_type, a, 1), first, depth, kind, step)
-        _put(code, sums, corners, add, scale)
+        last, first = builder.sub(rows, INDEX(1)), code.element(panel_type, panel, INDEX(0), INDEX(0))
+
+        def block(high, vectors):
+            lines = [code.least(INDEX(r), last) for r in range(high)]
+            starts = [code.element(a_type, a, builder.add(row, line), k) for line in lines]
+            corners = [code.element(out_type, out, builder.add(i, line), j) for line in lines]
+            sums = _sums(code, vectors, starts, code.stride(a_type, a, 1), first, depth, kind, step)
+            _put(code, sums, corners, add, scale)
+
+        narrow = builder.icmp_signed("==", code.stride(panel_type, panel, 0), INDEX(VECTOR_BYTES))
+        with builder.if_else(narrow) as (then, otherwise):
+            with then:
+                block(TALL, 1)
+            with otherwise:
+                block(BLOCK, VECTORS)
 
     return signature, codegen
 
 
-def _sums(code, starts, stride, panel, depth, kind, step):
-    """The sums of a block: for each row a list of VECTORS places that hold a vector."""
-    builder, line = code.builder, VECTORS * code.lanes * code.size
-    sums = [[cgutils.alloca_once_value(builder, code.vector(None)) for _ in range(VECTORS)] for _ in starts]
+def _sums(code, vectors, starts, stride, panel, depth, kind, step):
+    """The sums of a block: for each row a list of so many places that hold a vector."""
+    builder, line = code.builder, vectors * VECTOR_BYTES
+    sums = [[cgutils.alloca_once_value(builder, code.vector(None)) for _ in range(vectors)] for _ in starts]
     with cgutils.for_range(builder, depth, intp=INDEX) as loop:
         here, along = builder.gep(panel, [builder.mul(loop.index, INDEX(line))]), builder.mul(loop.index, stride)
-        columns = [code.load(builder.gep(here, [INDEX(v * VECTOR_BYTES)]), kind) for v in range(VECTORS)]
+        columns = [code.load(builder.gep(here, [INDEX(v * VECTOR_BYTES)]), kind) for v in range(vectors)]
         for start, row in zip(starts, sums, strict=True):
             number = code.filled(code.load(builder.gep(start, [along]), kind.element), kind)
             for place, column in zip(row, columns, strict=True):
@@ -78,8 +87,8 @@ def _sums(code, starts, stride, panel, depth, kind, step):
 def _put(code, sums, corners, add, scale):
     """Into the output, at these corners of its rows: scale times the sums, or what is there plus that."""
     builder, scales = code.builder, code.filled(scale, code.vector)
-    places = [(sums[r][v], builder.gep(corners[r], [INDEX(v * VECTOR_BYTES)]))
-              for r, v in product(range(BLOCK), range(VECTORS))]
+    places = [(place, builder.gep(corner, [INDEX(v * VECTOR_BYTES)]))
+              for row, corner in zip(sums, corners, strict=True) for v, place in enumerate(row)]
     for place, _ in places:
         builder.store(builder.fmul(scales, builder.load(place)), place)
     with builder.if_then(add):

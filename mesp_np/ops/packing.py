@@ -1,6 +1,7 @@
 """Packing: columns of a factor laid side by side for each k, straight from the form they are stored in.
 
-Shapes    panels  : (P, lines, WIDTH)    WIDTH columns in each, as many as the registers hold; a line for each k
+Shapes    panels  : (P, lines, WIDTH)    WIDTH columns in each, one vector or as many as the registers hold;
+                                         a line for each k
           source  : (depth, N) of a product's second factor, or (N, depth) if it is stored turned
 
 Forward   panels[p, k, j] = source_k(p WIDTH + j);  zeros beside the last column
@@ -27,7 +28,7 @@ from numba.extending import intrinsic, overload
 from mesp_np.ops import kernel
 from mesp_np.ops.bf16 import pair
 from mesp_np.ops.quant import number
-from mesp_np.ops.vectors import BYTE, FLOAT, INDEX, PLACE, VECTOR_BYTES, VECTORS, Code
+from mesp_np.ops.vectors import BYTE, FLOAT, INDEX, PLACE, VECTOR_BYTES, Code
 
 AHEAD = 8                # rows from one that is moved to the one that is fetched meanwhile
 HALF = ir.IntType(16)
@@ -37,9 +38,9 @@ HALVES = {types.int16: 1, types.uint16: BF16}          # as `quant.factor` passe
 
 @kernel
 def pack(panels, source, turned, columns, depth):
-    """Fill panels (P, lines, WIDTH) with `columns` columns of `source`, a tuple that `part` made, of `depth` numbers."""
-    lanes, lines = VECTOR_BYTES // panels.itemsize, depth // _numbers_in(panels)
-    width, across = VECTORS * lanes, columns - columns % lanes if _in_line(source) else 0
+    """Fill panels with `columns` columns, of `depth` numbers, of `source`, a tuple that `part` made."""
+    lanes, lines, width = VECTOR_BYTES // panels.itemsize, depth // _numbers_in(panels), panels.shape[2]
+    across = columns - columns % lanes if _in_line(source) else 0
     down, count = lines - lines % lanes if turned else lines, -(-across // width)
     if turned:
         for p in range(count):

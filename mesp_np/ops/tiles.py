@@ -6,9 +6,9 @@ Shapes    out    : (M, N)     of which the tile is rows[0] <= i < rows[1] and co
 
 `matmul.py` says how a product is cut.  In a tile, for `depth` numbers of the summed axis and a strip
 of STRIP columns at a time, that part of the weight is packed into panels (`packing.py`): as many columns
-as the registers hold, side by side for each k.  Then a panel is multiplied with all rows of the tile,
-BLOCK rows at a time (`micro.py`); it is read one line after another, from the nearest cache, and `a`
-where it stands.
+as the registers hold, side by side for each k, or a vector of them where there are few.  Then a panel is
+multiplied with all rows of the tile, BLOCK or TALL rows at a time (`micro.py`); it is read one line after
+another, from the nearest cache, and `a` where it stands.
 
 With --compute bf16 (`bf16.py`) both factors are rounded on the way, `a` into the worker's `room`, and the type of
 that says to what: float32, where rounded numbers are multiplied as such; uint32, where the CPU multiplies pairs
@@ -23,7 +23,7 @@ from mesp_np.ops import kernel
 from mesp_np.ops.amx import HIGH, multiply_blocks
 from mesp_np.ops.bf16 import pair, rounded
 from mesp_np.ops.matmul import BLOCK, STRIP
-from mesp_np.ops.micro import multiply_block
+from mesp_np.ops.micro import TALL, multiply_block
 from mesp_np.ops.packing import pack, pack_blocks, part
 from mesp_np.ops.vectors import VECTOR_BYTES, VECTORS
 
@@ -33,13 +33,15 @@ SHALLOW = 32             # pieces up to this depth stay near as a whole strip; r
 @kernel
 def multiply_tile(out, a, weight, turned, scratch, room, rows, columns, depth, add, scale):
     """The tile of out = scale a weight, or of out += that, with the summed axis in pieces of `depth`."""
-    width, K = VECTORS * (VECTOR_BYTES // out.itemsize), a.shape[1]
+    lanes, K = VECTOR_BYTES // out.itemsize, a.shape[1]
+    narrow = room is None and out.shape[1] <= (VECTORS - 1) * lanes
+    width, most = (lanes, TALL) if narrow else (VECTORS * lanes, BLOCK)
     for k in range(0, K, depth):
         ks, deep = (k, min(k + depth, K)), min(depth, K - k)
         panels, beside = _panels(scratch, room, deep, width), scratch[-(-deep // 32) * 32 * STRIP:]
-        edge, scales = _edge(beside, room, width), beside[BLOCK * STRIP:]
+        edge, scales = _edge(beside, room, most, width), beside[BLOCK * STRIP:]
         left, above, start = _left(a, room, rows, ks)
-        height = rows[1] - rows[0] if deep > SHALLOW or room is not None else BLOCK
+        height = rows[1] - rows[0] if deep > SHALLOW or room is not None else most
         for first in range(columns[0], columns[1], STRIP):
             last = min(first + STRIP, columns[1])
             source = part(weight, scales, (first, last), ks) if turned else part(weight, scales, ks, (first, last))
@@ -47,28 +49,31 @@ def multiply_tile(out, a, weight, turned, scratch, room, rows, columns, depth, a
             _round(panels, room)
             for i in range(rows[0], rows[1], height):
                 for j in range(first, last, width):
-                    _multiply_panel(out, left, above, start, panels[(j - first) // width], edge,
+                    _multiply_panel(out, left, above, start, panels[(j - first) // width], edge, most,
                                     (i, min(i + height, rows[1])), (j, min(j + width, last)), add or k > 0, scale)
 
 
-def _multiply_panel(out, a, above, k, panel, edge, rows, columns, add, scale):
-    """Blocks one below the other; out's row i is a's i - above.  One wider than what is left is formed in `edge`."""
+def _multiply_panel(out, a, above, k, panel, edge, most, rows, columns, add, scale):
+    """Blocks of `most` rows one below the other; one wider than what is left is formed in `edge`.
+
+    out's row i is a's i - above.
+    """
 
 
 @overload(_multiply_panel)
-def _multiply_panel_by_layout(out, a, above, k, panel, edge, rows, columns, add, scale):
-    def vectors(out, a, above, k, panel, edge, rows, columns, add, scale):
+def _multiply_panel_by_layout(out, a, above, k, panel, edge, most, rows, columns, add, scale):
+    def vectors(out, a, above, k, panel, edge, most, rows, columns, add, scale):
         j, wide = columns[0], columns[1] - columns[0]
         whole = wide == panel.shape[1] and out.strides[1] == out.itemsize
-        for i in range(rows[0], rows[1], BLOCK):
-            high = min(BLOCK, rows[1] - i)
+        for i in range(rows[0], rows[1], most):
+            high = min(most, rows[1] - i)
             if whole:
                 multiply_block(out, i, j, a, i - above, k, high, panel, len(panel), add, scale)
             else:
                 multiply_block(edge, 0, 0, a, i - above, k, high, panel, len(panel), False, out.dtype.type(1))
                 _put(out, i, j, edge, high, wide, add, scale)
 
-    def blocks(out, a, above, k, panel, edge, rows, columns, add, scale):
+    def blocks(out, a, above, k, panel, edge, most, rows, columns, add, scale):
         for i in range(rows[0], rows[1], HIGH):
             multiply_blocks(edge, a, (i - above) // 16, panel)
             _put(out, i, columns[0], edge, min(HIGH, rows[1] - i), columns[1] - columns[0], add, scale)
@@ -109,16 +114,16 @@ def _panels_by_layout(scratch, room, deep, width):
     return numbers if room == types.none or room.dtype != types.uint32 else blocks if room.ndim == 4 else pairs
 
 
-def _edge(beside, room, width):
+def _edge(beside, room, most, width):
     """Where a block of the output is formed: right beside the panels, or, the larger one of blocks, at the end."""
 
 
 @overload(_edge)
-def _edge_by_layout(beside, room, width):
-    def small(beside, room, width):
-        return beside[:BLOCK * width].reshape(BLOCK, width)
+def _edge_by_layout(beside, room, most, width):
+    def small(beside, room, most, width):
+        return beside[:most * width].reshape(most, width)
 
-    def large(beside, room, width):
+    def large(beside, room, most, width):
         return beside[len(beside) - HIGH * width:].reshape(HIGH, width)
 
     return large if room != types.none and room.ndim == 4 else small

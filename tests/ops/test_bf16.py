@@ -179,7 +179,7 @@ def assembled(monkeypatch, cpu):
     out, a, panel, depth, add = function.args
     starts, corners = ([builder.gep(address, [vectors.INDEX(4096 * r)]) for r in range(BLOCK)] for address in (a, out))
     pairs_of_lanes = ir.VectorType(vectors.PLACE, code.lanes)
-    sums = micro._sums(code, starts, vectors.INDEX(4), panel, depth, pairs_of_lanes, micro._dot_pairs)
+    sums = micro._sums(code, 4, starts, vectors.INDEX(4), panel, depth, pairs_of_lanes, micro._dot_pairs)
     micro._put(code, sums, corners, add, vectors.FLOAT(1))
     builder.ret_void()
     return optimised(module, cpu)
