@@ -35,7 +35,10 @@ class kernel:
 
     function  as it is written
     compiled  Numba's dispatcher of it; None before the first call
+    inline    is it made part of whatever kernel calls it, however long it is?
     """
+
+    inline = False
 
     def __init__(self, function):
         update_wrapper(self, function)
@@ -46,6 +49,12 @@ class kernel:
             from mesp_np.ops.compiling import dispatcher
             dispatcher(self)
         return self.compiled(*args)
+
+
+class inlined(kernel):
+    """A kernel for the innermost loops of others: only what has no call in it is done in vectors."""
+
+    inline = True
 
 
 @kernel

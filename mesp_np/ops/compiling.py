@@ -54,7 +54,8 @@ def dispatcher(kernel):
     """Numba's dispatcher of an `ops.kernel`, made once."""
     with global_compiler_lock:                                          # workers may come at the same time
         if kernel.compiled is None:
-            compiled = numba.njit(nogil=True, error_model="numpy")      # x / 0 is inf: no test in every loop
+            compiled = numba.njit(nogil=True, error_model="numpy",      # x / 0 is inf: no test in every loop
+                                  forceinline=kernel.inline)
             made = compiled(kernel.function)
             if numba.config.CACHE_DIR:
                 made._cache = Cache(kernel.function)

@@ -38,8 +38,8 @@ import numpy as np
 from mesp_np.ops import ShapeError, bf16, expect
 from mesp_np.ops.quant import factor
 
-ROWS, NARROW_ROWS, STRIPS = 256, 132, 4         # of a tile at most
-ROUNDED_STRIPS = 16                             # where its rows of a are rounded first, for each tile again
+ROWS, NARROW_ROWS = 256, 132                    # of a tile at most
+STRIPS, ROUNDED_STRIPS = 4, 16                  # of a tile at most; each tile rounds its rows of a, if it must
 DEPTH, STRIP = 512, 64
 BLOCK = 6                                       # rows of the output that are multiplied at once
 
@@ -75,7 +75,7 @@ def multiply(team, out, a, b, scale=1.0, add=False, rounded=False, plus=None):
     """
     M, N = out.shape
     products = [_Product(out, a, b, scale, add, rounded)] + ([_Product(out, *plus, True)] if plus else [])
-    rows, edges = ROWS if N > STRIP else NARROW_ROWS, _edges(N, ROUNDED_STRIPS if rounded else STRIPS)
+    rows, edges = ROWS if N > STRIP else NARROW_ROWS, _edges(N, ROUNDED_STRIPS, 2) if rounded else _edges(N, STRIPS, 4)
     across = len(edges) - 1
 
     def task(worker, tile):
@@ -114,12 +114,12 @@ class _Product:
 
 
 @cache
-def _edges(N, most):
-    """Where N columns are cut: into tiles of at most so many strips, then narrower ones: the workers end together."""
+def _edges(N, most, part):
+    """Where N columns are cut: tiles of `most` strips, then of 1 in `part` of those left: workers end together."""
     edges = [0]
     while edges[-1] < N:
         left = -(-(N - edges[-1]) // STRIP)
-        edges.append(min(N, edges[-1] + STRIP * min(most, -(-left // 4))))
+        edges.append(min(N, edges[-1] + STRIP * min(most, -(-left // part))))
     return edges
 
 

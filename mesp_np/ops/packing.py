@@ -28,7 +28,7 @@ from numba.extending import intrinsic, overload
 from mesp_np.ops import kernel
 from mesp_np.ops.bf16 import pair
 from mesp_np.ops.quant import number
-from mesp_np.ops.vectors import BYTE, FLOAT, INDEX, PLACE, VECTOR_BYTES, Code
+from mesp_np.ops.vectors import BYTE, FEATURES, FLOAT, INDEX, PLACE, VECTOR_BYTES, Code
 
 AHEAD = 8                # rows from one that is moved to the one that is fetched meanwhile
 HALF = ir.IntType(16)
@@ -189,6 +189,8 @@ class _Stored:
         builder, lanes = self.code.builder, self.code.lanes
         if self.kinds[0].dtype in HALVES and HALVES[self.kinds[0].dtype] == BF16:
             return self.code.load(self.address(row, column), self.words)
+        if "avx512bf16" in FEATURES and lanes == 16:
+            return self._converted(*(self.numbers(row, builder.add(column, INDEX(at))) for at in (0, lanes)))
         uppers = [self._upper(row, builder.add(column, INDEX(at))) for at in (0, lanes)]
         even, odd = (self.code.shuffled(*uppers, list(range(first, 2 * lanes, 2))) for first in (0, 1))
         return builder.or_(builder.lshr(even, self.words([16] * lanes)), odd)
@@ -196,6 +198,11 @@ class _Stored:
     def first_of(self, k):
         """The number of the factor that element k begins with."""
         return self.code.builder.mul(k, INDEX(2)) if self.paired else k
+
+    def _converted(self, first, second):
+        """Both vectors, one behind the other, rounded to pairs of bfloat16 by the instruction."""
+        kind = ir.FunctionType(self.words, [first.type, second.type])
+        return self.code.builder.call(ir.InlineAsm(kind, "vcvtne2ps2bf16 $1, $2, $0", "=v,v,v"), [first, second])
 
     def _upper(self, row, column):
         """The bits of LANES numbers of a row, rounded to bfloat16; `bf16.upper_half` says how."""

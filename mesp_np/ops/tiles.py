@@ -74,9 +74,10 @@ def _multiply_panel_by_layout(out, a, above, k, panel, edge, most, rows, columns
                 _put(out, i, j, edge, high, wide, add, scale)
 
     def blocks(out, a, above, k, panel, edge, most, rows, columns, add, scale):
-        for i in range(rows[0], rows[1], HIGH):
-            multiply_blocks(edge, a, (i - above) // 16, panel)
-            _put(out, i, columns[0], edge, min(HIGH, rows[1] - i), columns[1] - columns[0], add, scale)
+        for j in range(columns[0], columns[1], HIGH):
+            for i in range(rows[0], rows[1], HIGH):
+                multiply_blocks(edge, a, (i - above) // 16, panel, j - columns[0])
+                _put(out, i, j, edge, min(HIGH, rows[1] - i), min(HIGH, columns[1] - j), add, scale)
 
     return blocks if a.ndim == 4 else vectors
 
@@ -124,7 +125,7 @@ def _edge_by_layout(beside, room, most, width):
         return beside[:most * width].reshape(most, width)
 
     def large(beside, room, most, width):
-        return beside[len(beside) - HIGH * width:].reshape(HIGH, width)
+        return beside[len(beside) - HIGH * HIGH:].reshape(HIGH, HIGH)
 
     return large if room != types.none and room.ndim == 4 else small
 

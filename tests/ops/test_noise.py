@@ -1,5 +1,7 @@
 """Noise from a counter: a normal distribution, and the same numbers however it is cut."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,24 @@ def test_moments(team, dtype):
     assert abs((z ** 3).mean()) < 4 * 15 ** 0.5 * error
     assert abs((z ** 4).mean() - 3) < 4 * 96 ** 0.5 * error
     assert abs((np.abs(z) < 1).mean() - 0.682689) < 4 * 0.47 * error
+
+
+def test_pairs_are_box_and_mullers():
+    key = noise.key(0)
+    for pair in range(2000):
+        radius = math.sqrt(-2 * math.log(1 - noise.uniform(key, 2 * pair)))
+        angle = 2 * math.pi * noise.uniform(key, 2 * pair + 1)
+        expected = radius * math.cos(angle), radius * math.sin(angle)
+        assert np.abs(np.subtract(noise.normals(key, pair), expected)).max() < 1e-15 * (1 + radius)
+
+
+def test_logarithm_and_turn_at_their_ends():
+    for u in (1.0, 1 - 2.0 ** -52, 0.75, 0.5 ** 0.5, 0.5, 0.25, 2.0 ** -52):
+        assert abs(noise._log(u) - math.log(u)) <= 3e-16 * abs(math.log(u))
+    for eighth in range(8):
+        for u in (eighth / 8, eighth / 8 + 2.0 ** -52, (eighth + 1) / 8 - 2.0 ** -52):
+            turn = math.cos(2 * math.pi * u), math.sin(2 * math.pi * u)
+            assert np.abs(np.subtract(noise._turn(u), turn)).max() < 1e-15
 
 
 def test_independence(team, dtype):
