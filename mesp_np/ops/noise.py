@@ -55,7 +55,7 @@ def key(*numbers):
 def add_noise(team, out, base, key, scale):
     """out = base + scale z(key), any shape; out may be base."""
     expect(out.shape, base=base)
-    team.rows(_add_noise, flat(out), flat(base), key, float(scale), flops=20)
+    team.rows(_add_noise, flat(out), None if base is out else flat(base), key, float(scale), flops=20)
 
 
 def _mix_int(word):
@@ -112,7 +112,8 @@ def _turn(u):
 
 @kernel
 def _add_noise(out, base, key, scale, start, stop):
-    kind, outs, bases = out.dtype.type, out[start:stop], base[start:stop]
+    kind, outs = out.dtype.type, out[start:stop]
+    bases = outs if base is None else base[start:stop]          # if it were passed twice, no vectors could be used
     for n in range(len(outs)):
         x, y = normals(key, (start + n) >> 1)
         outs[n] = bases[n] + kind(scale * kind(y if (start + n) & 1 else x))

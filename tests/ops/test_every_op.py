@@ -13,7 +13,7 @@ from tests import op_checks
 from tests.op_calls import CALLS
 
 BITS = {"upper_half", "pair"}                                        # whole numbers, the bits of one that is rounded
-FLOAT64_RESULTS = {"total", "total_exp", "uniform", "normals", "_log", "_turn"}      # sums and noise, rounded by callers
+FLOAT64_RESULTS = {"total", "total_exp", "uniform", "normals", "_log", "_turn"}      # sums and noise, rounded later
 FLOAT64_ARGUMENTS = {"_statistics", "_tables", "_add_noise", "_drop", "_add_dropped", "_sum",
                      "_add_squares"}                                 # eps, base, scale, rate, totals
 
