@@ -14,7 +14,7 @@ from mesp_np.errors import UsageError
 
 OPS = ("rmsnorm", "linear", "lora", "swiglu", "rope", "attention", "dropout", "residual", "embedding", "select",
        "cross_entropy", "matmul", "bf16", "quant", "rounding", "optim_steps", "noise", "fill", "rowmath")
-KERNELS = ("tiles", "packing", "micro", "vectors", "compiling")
+KERNELS = ("tiles", "packing", "micro", "amx", "vectors", "compiling")
 PARTS = ("block", "block_backward", "saved", "arena", "placement", "ledger", "team", "model", "planner", "prices",
          "process")
 METHODS = ("store", "store_lean", "mebp", "mesp", "mesp_store_h", "mesp_lean", "mezo")
