@@ -131,12 +131,20 @@ def test_places_that_cannot_be_replaced(tmp_path, monkeypatch):
         save_folder(tmp_path / "file", "x")
     with pytest.raises(UserError, match="cannot be written"):
         save_folder(tmp_path / "file" / "below", "x")
-    with pytest.raises(UserError, match="cannot be written"), new_file(tmp_path):
+    with pytest.raises(UserError, match="is no ordinary file"), new_file(tmp_path):
         pass
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="current folder"):
         save_folder(".", "x")
     assert content(tmp_path) == {"file": "mine"}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+def test_a_pipe_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe: is no ordinary file; name another"), new_file(tmp_path / "pipe"):
+        pass
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def killed_at(count, save):
