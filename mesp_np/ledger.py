@@ -122,6 +122,20 @@ class Ledger:
         """The most bytes live within each stage of the step."""
         return {stage: self.stage_peaks.get(stage, 0) for stage in STAGES}
 
+    def compositions(self):
+        """Live bytes by category, a Counter: before the first event of the step, and after each."""
+        live, categories = Counter(), {tensor.name: tensor.category for tensor in self.opening.values()}
+        for tensor in self.opening.values():
+            live[tensor.category] += tensor.bytes
+        yield Counter(live)
+        for event in self.events:
+            if event.verb != "alloc":
+                live[categories.pop(event.was or event.name)] -= event.bytes
+            if event.verb != "free":
+                categories[event.name] = event.category
+                live[event.category] += event.bytes
+            yield Counter(live)
+
     def staircase(self, points):
         """Live bytes over the events of the step, as the maximum of each of `points` spans."""
         return [max(event.live for event in span) for span in spans(self.events, points)]

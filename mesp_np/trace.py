@@ -16,7 +16,6 @@ Source    Trace Event Format, Google, 2016: complete events (X), counters (C) an
 
 import pickle
 import re
-from collections import Counter
 from itertools import groupby
 
 from mesp_np.checkpoint.atomic import new_file
@@ -81,18 +80,10 @@ def _slices(tid, keys):
 
 
 def _counters(ledger):
-    """Live bytes by category before the step and after each event that changes them."""
-    live = Counter()
-    for tensor in ledger.opening.values():
-        live[tensor.category] += tensor.bytes
-    categories = {tensor.name: tensor.category for tensor in ledger.opening.values()}
-    used = [name for name in CATEGORIES if name in live or any(event.category == name for event in ledger.events)]
-    for at, event in enumerate([None, *ledger.events]):
-        if event and event.verb != "alloc":
-            live[categories.pop(event.was or event.name)] -= event.bytes
-        if event and event.verb != "free":
-            categories[event.name] = event.category
-            live[event.category] += event.bytes
+    """Live bytes by category before the step and after each event."""
+    made = list(ledger.compositions())
+    used = [name for name in CATEGORIES if any(live[name] for live in made)]
+    for at, live in enumerate(made):
         yield {"ph": "C", "pid": 1, "name": "live bytes", "ts": at, "args": {name: live[name] for name in used}}
 
 

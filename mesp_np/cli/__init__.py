@@ -17,8 +17,8 @@ from mesp_np import __version__
 from mesp_np.cli.texts import check_strings
 from mesp_np.errors import UserError
 
-COMMANDS = ("train", "plan", "compare", "gradcheck", "show", "trace", "diff", "plot", "eval", "generate", "merge",
-            "quantize")
+COMMANDS = ("train", "plan", "compare", "gradcheck", "show", "trace", "diff", "plot", "study", "eval", "generate",
+            "merge", "quantize")
 
 
 def main(argv=None):
