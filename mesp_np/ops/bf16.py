@@ -23,9 +23,9 @@ Cost       2 M K N FLOPs
 
 Three back ends; `backend()` says which one is used here.
 
-    TILES    an instruction for whole blocks of pairs of bfloat16 (`amx.py`): ten times the speed of float32
-    PAIRS    one for vectors of pairs (`micro.py`): twice that speed on AMD's CPUs.  On Intel's it is half, and
-             where these have no tiles to use
+    TILES    an instruction for whole blocks of pairs of bfloat16 (`amx.py`), ten times as fast as float32
+    PAIRS    one for vectors of pairs (`micro.py`): on AMD's CPUs twice as fast as float32.  On Intel's that have
+             tiles it takes twice as long, so it is not used there
     PLAIN    the float32 kernel takes the rounded numbers: as exact, not faster
 
 Arm's bfmmla would be another, with a layout of its own beside those of `tiles.py`.  Each sums in an order of its
