@@ -7,14 +7,15 @@ import re
 import pytest
 
 from mesp_np.cli import main, study
-from mesp_np.config import PRESETS
+from mesp_np.config import PRESETS, RunConfig
 from mesp_np.engine import plan_step
 from mesp_np.json_file import object_bytes
 from mesp_np.methods import METHODS
-from mesp_np.study import ablation, charts, memory, picture, published, report
+from mesp_np.study import ablation, charts, gradients, memory, picture, published, report, timing
 
-SMALL = {"models": ["tiny"], "seqs": [32, 64], "ranks": [2, 8], "model": "tiny", "seq": 64}
-SECTIONS = (memory.SECTION, ablation.SECTION, picture.SECTION)
+SMALL = {"models": ["tiny"], "seqs": [32, 64], "ranks": [2, 8], "model": "tiny", "seq": 64, "rounds": 2,
+         "draws": 24, "gradient_seq": 16, "trained": 3}
+SECTIONS = tuple(study.SECTIONS.values())
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,28 @@ def test_h_is_worth_what_the_tensors_say(found):
     sides = list(zip(*one["tensors"].values(), strict=True))
     assert sum(sides[0]) - sum(sides[1]) == one["peaks"]["mebp"] - one["peaks"]["mesp"] > 0
     assert one["recomputed_flops"]["mesp"] > one["recomputed_flops"]["mesp-store-h"]
+
+
+def test_seconds_and_flops_are_those_of_steps(found):
+    data = found[timing.SECTION]
+    assert set(data["methods"]) == set(METHODS) and data["seq"] == 64
+    for name, one in data["methods"].items():
+        assert len(one["seconds"]) == 2 and min(one["seconds"]) > 0
+        run = RunConfig(method=name, batch_size=1, seq=64, optimizer="sgd", threads=2)
+        assert {phase: count for phase, count in one["flops"].items() if count} == dict(plan_step(
+            PRESETS["tiny"], run).flops)
+
+
+def test_estimates_are_as_good_as_theory_says(found):
+    data = found[gradients.SECTION]
+    assert [row["when"] for row in data["rows"]] == 5 * ["before"] + 5 * ["after"]
+    for row in data["rows"]:
+        if row["eps"] != 1e-4:                     # smaller than that, a loss in float32 is too coarse
+            assert 0.5 < row["cosine"] / row["cosine_theory"] < 1.6
+            assert 0.6 < row["relative_error"] / row["relative_error_theory"] < 1.5
+        assert abs(row["signs_agree"] - 0.5) < 0.05
+    for row in data["layers"]:
+        assert abs(row["signed_mean"]) <= row["mean_magnitude"] < 4 * row["magnitude_theory"]
 
 
 def test_a_curve_reaches_the_peak_and_its_categories_add_up():

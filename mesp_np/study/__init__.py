@@ -4,6 +4,8 @@
     memory.py      bytes at the peak, of every method, length and rank
     ablation.py    what h is worth; which tensors make the difference between MeBP and MeSP
     picture.py     live bytes over the events of a step
+    timing.py      FLOPs and seconds of a step
+    gradients.py   MeZO's estimates beside the gradient
     report.py      the page, in HTML and Markdown, from the sections' data alone
 
 A section measures, which may take long, and then tells: tables, figures and sentences are made of
