@@ -55,6 +55,7 @@ def figures(data):
 
 def _panels(figure, methods):
     panels = figure.subplots(2, -(-len(methods) // 2), sharey=True).ravel()
+    found = {}                                         # category -> its patch, of whichever panel has it
     for axes, (method, one) in zip(panels, methods, strict=False):
         used = [name for name in CATEGORIES if name in one["bytes"]]
         axes.stackplot(one["events"], [[size / memory.MB for size in one["bytes"][name]] for name in used],
@@ -62,13 +63,16 @@ def _panels(figure, methods):
         for before, after, at in zip(one["stages"], one["stages"][1:], one["events"][1:], strict=False):
             if before != after:
                 axes.axvline(at, color="black", linewidth=0.5)
-        axes.set(title=f"{method}, {one['live_peak_bytes'] / memory.MB:.1f} MB", xticks=[])
+        axes.set_title(f"{method} {one['live_peak_bytes'] / memory.MB:.1f} MB", fontsize=8)
+        axes.set_xticks([])
+        found |= dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
         name, size = one["at_peak"][0]
         axes.annotate(f"{name.split('.', 2)[-1]}\n{size / memory.MB:.1f}", (one["peak_at"],
                       one["live_peak_bytes"] / memory.MB), fontsize=7, ha="center", va="bottom")
+    panels[0].set_ylim(0, 1.2 * max(one["live_peak_bytes"] for _, one in methods) / memory.MB)
     for axes in panels[len(methods):]:
         axes.axis("off")
-        axes.legend(*panels[0].get_legend_handles_labels(), loc="center", ncols=2, fontsize=8)
+        axes.legend(found.values(), found, loc="center", fontsize=8)
     for axes in panels[::len(panels) // 2]:
         axes.set_ylabel("MB")
 
