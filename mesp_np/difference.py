@@ -9,9 +9,10 @@ from pathlib import Path
 
 from mesp_np.errors import UserError
 from mesp_np.json_file import read_object
+from mesp_np.ledger import Tensor, first_difference, peak_difference
 
 MAKE = "write one with `mesp-np plan --json > FILE`, or `mesp-np trace OUT`"
-TENSOR = {"name": str, "bytes": int, "category": str}
+TENSOR = Tensor.__annotations__                  # what is said of a tensor at the peak
 SAME = ("verb", "name", "was", "bytes", "category", "stage")     # of two events; places and lines of code may differ
 
 
@@ -19,14 +20,17 @@ SAME = ("verb", "name", "was", "bytes", "category", "stage")     # of two events
 class Step:
     """What a file says of a step.
 
-    at_peak  name -> (bytes, category)
+    tensors  those at the peak
     events   list of dicts, or None of a plan
     """
 
-    path: str
     live_peak_bytes: int
-    at_peak: dict
+    tensors: list
     events: list | None
+
+    def at_peak(self):
+        """As a Ledger has it."""
+        return self.tensors
 
 
 def load(path):
@@ -37,7 +41,7 @@ def load(path):
     listed = isinstance(tensors, list) and all(map(_is_tensor, tensors)) and type(peak) is int
     if not listed or isinstance(events, list) and not all(isinstance(event, dict) for event in events):
         raise UserError(f"{file}: says neither what a plan nor what a ledger does", MAKE)
-    return Step(str(file), peak, {one["name"]: (one["bytes"], one["category"]) for one in tensors},
+    return Step(peak, [Tensor(*(one[key] for key in TENSOR)) for one in tensors],
                 events if isinstance(events, list) else None)
 
 
@@ -49,30 +53,26 @@ def difference(a, b):
     first_event  [index, event of a or None, event of b or None] where two ledgers part; None when they do not, or
                  when one of the two is a plan's
     """
-    names = {name: [side.at_peak.get(name, (0, ""))[0] for side in (a, b)] for name in a.at_peak | b.at_peak}
-    tensors = {name: sizes for name, sizes in names.items() if sizes[0] != sizes[1]}
+    tensors = peak_difference(a, b)
     order = sorted(tensors, key=lambda name: (-abs(tensors[name][1] - tensors[name][0]), name))
     totals = [_by_category(side) for side in (a, b)]
     categories = {name: [total[name] for total in totals] for name in totals[0] | totals[1]}
     return {"live_peak_bytes": [a.live_peak_bytes, b.live_peak_bytes], "categories": categories,
-            "tensors": {name: tensors[name] for name in order}, "first_event": _first_event(a.events, b.events)}
+            "tensors": {name: list(tensors[name]) for name in order}, "first_event": _first_event(a.events, b.events)}
 
 
 def _by_category(step):
     totals = Counter()
-    for size, category in step.at_peak.values():
-        totals[category] += size
+    for tensor in step.tensors:
+        totals[tensor.category] += tensor.bytes
     return totals
 
 
-def _first_event(events, others):
-    if events is None or others is None:
+def _first_event(*sides):
+    if None in sides:
         return None
-    for index in range(max(len(events), len(others))):
-        pair = [side[index] if index < len(side) else None for side in (events, others)]
-        if None in pair or any(pair[0].get(key) != pair[1].get(key) for key in SAME):
-            return [index, *pair]
-    return None
+    found = first_difference(*([[event.get(key) for key in SAME] for event in side] for side in sides))
+    return found and [found[0], *(side[found[0]] if found[0] < len(side) else None for side in sides)]
 
 
 def _is_tensor(value):

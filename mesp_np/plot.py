@@ -2,8 +2,10 @@
 
     read(run_dir)        the lines of log.jsonl
     draw(records, path)  a picture of them, in the form that the path's ending names
+    picture(draw, ...)   the bytes of what a function draws, here and in the study
 """
 
+import io
 import json
 from pathlib import Path
 
@@ -14,7 +16,7 @@ NEEDED = ("step", "loss", "live_peak_bytes", "extent_bytes", "os_growth_bytes")
 LINES = {"live_peak_bytes": ("live peak", "#c1440e", "-"), "extent_bytes": ("extent", "#1b4965", "--"),
          "os_growth_bytes": ("process grew by", "#7a7a7a", ":")}
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "mesp_np", "font.size": 9, "axes.spines.top": False,
-         "axes.spines.right": False, "axes.titlelocation": "left"}
+         "axes.spines.right": False, "axes.titlelocation": "left", "legend.frameon": False}
 INSTALL = "pip install 'mesp-np[plot]'"
 MIB = 2 ** 20
 
@@ -36,19 +38,32 @@ def read(run_dir):
 
 def draw(records, path, title):
     """Write the picture of a run.  Raises UserError without Matplotlib, or when the system refuses."""
+    def both(figure):
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        _losses(upper, records, title)
+        _bytes(lower, records)
+
+    drawn = picture(both, (7.2, 5.6), Path(path).suffix.removeprefix("."))
+    with new_file(path) as file:
+        file.write(drawn)
+
+
+def picture(draw, size, form):
+    """The bytes, in this form, of a figure of `size` inches that draw(figure) fills: the same each time.
+
+    Raises UserError without Matplotlib.
+    """
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("Matplotlib is not installed, which draws the picture", INSTALL) from None
+        raise UserError("Matplotlib is not installed, which draws the pictures", INSTALL) from None
     with rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 5.6), layout="constrained")
-        upper, lower = figure.subplots(2, 1, sharex=True)
-        _losses(upper, records, title)
-        _bytes(lower, records)
-        with new_file(path) as file:
-            figure.savefig(file, format=Path(path).suffix.removeprefix("."), dpi=150,
-                           metadata={"Date": None} if Path(path).suffix == ".svg" else None)
+        figure, out = Figure(figsize=size, layout="constrained"), io.BytesIO()
+        draw(figure)
+        unsaid = dict.fromkeys(("Date", "Creator")) if form == "svg" else None
+        figure.savefig(out, format=form, dpi=150, metadata=unsaid)
+    return out.getvalue()
 
 
 def _losses(axes, records, title):
@@ -58,7 +73,7 @@ def _losses(axes, records, title):
     if held_out:
         axes.plot(*zip(*held_out, strict=True), "o-", color="#c1440e", markersize=3.5, label="held out")
     axes.set(title=title, ylabel="loss per token")
-    axes.legend(frameon=False)
+    axes.legend()
 
 
 def _bytes(axes, records):
@@ -66,7 +81,7 @@ def _bytes(axes, records):
     for name, (label, color, style) in LINES.items():
         axes.plot(steps, [one[name] / MIB for one in records], style, color=color, label=label)
     axes.set(xlabel="step", ylabel="MiB", ylim=(0, None))
-    axes.legend(frameon=False)
+    axes.legend()
 
 
 def _record(path, number, line):

@@ -83,7 +83,7 @@ def test_a_gradient_that_is_wrong_anywhere_is_seen(bench, kind):
         apart(A=right["A"].T)
 
 
-@pytest.mark.parametrize("kind, factor", [("exact", 1.01), ("rounded", 1.4)])
+@pytest.mark.parametrize("kind, factor", [("exact", 1.01), ("rounded", 1.2)])
 def test_gradients_of_another_size_are_not_equal(bench, kind, factor):
     agreement, right = bench("benchmarks.agreement"), gradients()
     larger = {name: factor * array for name, array in right.items()}

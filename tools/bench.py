@@ -72,7 +72,7 @@ def arguments():
     args = parser.parse_args()
     if not args.methods or args.methods[0] not in METHODS or not METHODS[args.methods[0]].exact:
         parser.error("--methods must begin with an exact method, the reference of all gradients")
-    if args.out and args.out.is_dir() or args.out and not os.access(args.out.parent, os.W_OK):
+    if args.out and (args.out.is_dir() or not os.access(args.out.parent, os.W_OK)):
         parser.error(f"--out {args.out}: cannot be written; name a file in a folder that is there")
     return args
 

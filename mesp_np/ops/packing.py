@@ -173,6 +173,7 @@ class _Stored:
         self.code, self.kinds = Code(context, builder, types.float32 if self.paired else dtype), kind.types
         self.arrays = [builder.extract_value(source, i) for i in range(len(self.kinds))]
         self.words = ir.VectorType(PLACE, self.code.lanes)
+        self.is_bf16 = HALVES.get(self.kinds[0].dtype) == BF16
 
     def line(self, k, column):
         """LANES elements of a line: numbers of row k as they stand side by side, or of rows 2 k and 2 k + 1."""
@@ -187,7 +188,7 @@ class _Stored:
         if not self.paired:
             return self.numbers(row, column)
         builder, lanes = self.code.builder, self.code.lanes
-        if self.kinds[0].dtype in HALVES and HALVES[self.kinds[0].dtype] == BF16:
+        if self.is_bf16:
             return self.code.load(self.address(row, column), self.words)
         if "avx512bf16" in FEATURES and lanes == 16:
             return self._converted(*(self.numbers(row, builder.add(column, INDEX(at))) for at in (0, lanes)))
@@ -207,7 +208,7 @@ class _Stored:
     def _upper(self, row, column):
         """The bits of LANES numbers of a row, rounded to bfloat16; `bf16.upper_half` says how."""
         builder, every = self.code.builder, lambda n: self.words([n] * self.code.lanes)
-        if self.kinds[0].dtype in HALVES and HALVES[self.kinds[0].dtype] == BF16:
+        if self.is_bf16:
             halves = self.code.load(self.address(row, column), ir.VectorType(HALF, self.code.lanes))
             return builder.shl(builder.zext(halves, self.words), every(16))
         number = self.numbers(row, column)

@@ -7,7 +7,7 @@ steps of one engine that differ in nothing else.
 from mesp_np.config import PRESETS
 from mesp_np.engine import plan_step
 from mesp_np.ledger import peak_difference
-from mesp_np.study import Section, Table, memory, published
+from mesp_np.study import Section, Table, charts, memory, published
 
 METHODS = ("mebp", "mesp-store-h", "mesp", "mesp-lean")
 SEQ, RANK = 256, 8
@@ -73,9 +73,10 @@ def _bars(figure, one, most=14):
     axes = figure.subplots()
     ordered = sorted(one["tensors"].items(), key=lambda item: -abs(item[1][0] - item[1][1]))[:most][::-1]
     names = [name.split(".", 2)[-1] if name.startswith("layer.") else name for name, _ in ordered]
-    for shift, (method, color) in enumerate((("mesp", "#2a9d8f"), ("mebp", "#1b4965"))):
+    for shift, method in enumerate(("mesp", "mebp")):
         axes.barh([at + 0.4 * shift - 0.2 for at in range(len(names))],
-                  [sizes[method == "mesp"] / memory.MB for _, sizes in ordered], 0.4, color=color, label=method)
+                  [sizes[method == "mesp"] / memory.MB for _, sizes in ordered], 0.4,
+                  color=charts.METHODS[method], label=method)
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="MB")
     axes.legend(loc="lower right")

@@ -30,6 +30,7 @@ def curve(ledger, points=POINTS):
     return {"events": highest, "stages": [ledger.events[at].stage for at in highest],
             "bytes": {name: [compositions[at][name] for at in highest] for name in used},
             "live_peak_bytes": ledger.live_peak, "peak_at": ledger.peak_at - 1,
+            "peak_stage": ledger.events[ledger.peak_at - 1].stage,
             "at_peak": [[tensor.name, tensor.bytes] for tensor in ledger.at_peak()[:NAMED]]}
 
 
@@ -79,8 +80,7 @@ def _panels(figure, methods):
 
 def text(data):
     """Where each peak is."""
-    return [f"{method} is at its highest, {one['live_peak_bytes']:,} bytes, in the "
-            f"{one['stages'][min(range(len(one['events'])), key=lambda at: abs(one['events'][at] - one['peak_at']))]}."
+    return [f"{method} is at its highest, {one['live_peak_bytes']:,} bytes, in the {one['peak_stage']}."
             for method, one in _in_order(data)]
 
 

@@ -66,4 +66,4 @@ def test_without_matplotlib(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", missing)
     assert main(["plot", str(tmp_path)]) == 1
-    assert "Matplotlib is not installed, which draws the picture; pip install 'mesp-np" in capsys.readouterr().err
+    assert "Matplotlib is not installed, which draws the pictures; pip install 'mesp-np" in capsys.readouterr().err

@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 EXACT, ROUNDED, ESTIMATE, LOSS = "exact", "rounded", "estimate", "loss"
-LIMITS = {EXACT: 1e-3, ROUNDED: 0.3, ESTIMATE: 0.1, LOSS: 1e-3}
+LIMITS = {EXACT: 1e-3, ROUNDED: 0.14, ESTIMATE: 0.1, LOSS: 1e-3}
 
 
 def save(path, gradients):
